@@ -1,0 +1,305 @@
+// The C++ face of the C ABI: spans instead of pointers, exceptions instead of statuses, and a
+// workspace that owns itself. It adds what C cannot know (how long an array is, whether it may be
+// written, the type of the statistics) and leaves every other check to the library.
+//
+//   evenkeel::forward(evenkeel::layer_norm(rows, cols), {.x = x, .y = y, .weight = weight});
+//
+// x, y, weight are any contiguous ranges of float or double. Half types have no C++ type to deduce
+// from: pass {pointer, elements, EK_BF16}. A slice passes its strides: {span, row_stride}.
+#ifndef EVENKEEL_EVENKEEL_HPP_
+#define EVENKEEL_EVENKEEL_HPP_
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <ranges>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include <evenkeel/evenkeel.h>
+
+namespace evenkeel {
+
+class Error : public std::runtime_error {
+ public:
+  Error(ek_status status, const std::string& message)
+      : std::runtime_error(message), status_(status) {}
+  ek_status status() const noexcept { return status_; }
+
+ private:
+  ek_status status_;
+};
+
+inline void check(ek_status status) {
+  if (status != EK_OK) throw Error(status, ek_last_error());
+}
+
+template <typename T>
+concept Real = std::same_as < std::remove_cv_t<T>,
+float > || std::same_as<std::remove_cv_t<T>, double>;
+
+template <Real T>
+inline constexpr ek_dtype kDtype = std::same_as<std::remove_cv_t<T>, float> ? EK_F32 : EK_F64;
+
+template <typename R>
+concept RealRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
+    Real<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
+
+template <typename R>
+concept WritableRange =
+    RealRange<R> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
+
+// An array that a call reads or writes; absent by default.
+struct Array {
+  void* data = nullptr;
+  std::size_t size = 0;  // in elements
+  ek_dtype dtype = EK_F32;
+  std::int64_t row_stride = 0;
+  std::int64_t outer_stride = 0;
+
+  ek_tensor tensor() const { return {data, row_stride, outer_stride, dtype, 0}; }
+  ek_vector vector() const { return {data, dtype, 0}; }
+};
+
+struct Input : Array {
+  Input() = default;
+  Input(const void* data, std::size_t size, ek_dtype dtype, std::int64_t row_stride = 0,
+        std::int64_t outer_stride = 0)
+      : Array{const_cast<void*>(data), size, dtype, row_stride, outer_stride} {}
+  template <RealRange R>
+  Input(R&& range, std::int64_t row_stride = 0, std::int64_t outer_stride = 0)
+      : Input(std::ranges::data(range), std::ranges::size(range),
+              kDtype<std::ranges::range_value_t<R>>, row_stride, outer_stride) {}
+};
+
+struct Output : Array {
+  Output() = default;
+  Output(void* data, std::size_t size, ek_dtype dtype, std::int64_t row_stride = 0,
+         std::int64_t outer_stride = 0)
+      : Array{data, size, dtype, row_stride, outer_stride} {}
+  template <WritableRange R>
+  Output(R&& range, std::int64_t row_stride = 0, std::int64_t outer_stride = 0)
+      : Output(std::ranges::data(range), std::ranges::size(range),
+               kDtype<std::ranges::range_value_t<R>>, row_stride, outer_stride) {}
+};
+
+// The arguments of the C structs of the same name, field by field.
+struct ForwardArgs {
+  Input x = {};
+  Output y = {};
+  Input weight = {};
+  Input bias = {};
+  Output mean = {};
+  Output rstd = {};
+};
+
+struct BackwardArgs {
+  Input dy = {};
+  Input x = {};
+  Input weight = {};
+  Input bias = {};
+  Input mean = {};
+  Input rstd = {};
+  Output dx = {};
+  Output dweight = {};
+  Output dbias = {};
+};
+
+struct Execution : ek_execution {
+  Execution() : ek_execution EK_EXECUTION_INIT {}
+};
+
+// A problem is a plain ek_problem: set whatever else it needs on the result.
+using Problem = ek_problem;
+
+inline Problem layer_norm(std::int64_t rows, std::int64_t cols, double eps = 1e-5) {
+  Problem problem = EK_PROBLEM_INIT;
+  problem.op = EK_LAYER_NORM;
+  problem.rows = rows;
+  problem.cols = cols;
+  problem.eps = eps;
+  return problem;
+}
+
+inline Problem rms_norm(std::int64_t rows, std::int64_t cols, double eps = 1e-5) {
+  Problem problem = layer_norm(rows, cols, eps);
+  problem.op = EK_RMS_NORM;
+  return problem;
+}
+
+inline Problem group_norm(std::int64_t samples, std::int64_t channels, std::int64_t spatial,
+                          std::int64_t groups, ek_layout layout = EK_NCHW, double eps = 1e-5) {
+  Problem problem = EK_PROBLEM_INIT;
+  problem.op = EK_GROUP_NORM;
+  problem.layout = layout;
+  problem.samples = samples;
+  problem.channels = channels;
+  problem.spatial = spatial;
+  problem.groups = groups;
+  problem.eps = eps;
+  return problem;
+}
+
+// Host scratch memory that grows to the largest call it has served. One per thread of calls.
+class Workspace {
+ public:
+  void* at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      memory_.reset();
+      size_ = 0;
+      memory_.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t size_ = 0;
+};
+
+namespace detail {
+
+// The elements that a problem needs of each kind of array, once the library has accepted it.
+struct Extents {
+  explicit Extents(const Problem& p) {
+    const bool group = p.op == EK_GROUP_NORM;
+    const bool channels_last = group && p.layout == EK_NHWC;
+    parameter = group ? p.channels : p.cols;
+    statistic = group ? p.samples * p.groups : p.rows;
+    width = !group ? p.cols : channels_last ? p.channels : p.spatial;
+    inner = channels_last ? p.spatial : group ? p.channels : p.inner_rows;
+    if (inner == 0) inner = p.rows;
+    outer = group ? p.samples : p.rows / (inner > 0 ? inner : 1);
+  }
+
+  std::int64_t tensor(const Array& array) const {
+    if (outer == 0 || inner == 0 || width == 0) return 0;
+    const std::int64_t row = array.row_stride ? array.row_stride : width;
+    const std::int64_t block = array.outer_stride ? array.outer_stride : inner * row;
+    return (outer - 1) * block + (inner - 1) * row + width;
+  }
+
+  std::int64_t parameter, statistic, width, inner, outer;
+};
+
+inline void need(const char* name, const Array& array, std::int64_t elements) {
+  if (array.data == nullptr || static_cast<std::int64_t>(array.size) >= elements) return;
+  throw Error(EK_INVALID_ARGUMENT, std::string(name) + " has " + std::to_string(array.size) +
+                                       " elements; the problem needs " + std::to_string(elements));
+}
+
+inline void need_statistic(const char* name, const Array& array, const Array& x,
+                           std::int64_t elements) {
+  const ek_dtype dtype = x.dtype == EK_F64 ? EK_F64 : EK_F32;
+  if (array.data != nullptr && array.dtype != dtype) {
+    const char* type =
+        dtype == EK_F64 ? " must be double: x is" : " must be float: x is not double";
+    throw Error(EK_INVALID_ARGUMENT, std::string(name) + type);
+  }
+  need(name, array, elements);
+}
+
+inline ek_forward_args convert(const ForwardArgs& a) {
+  return {sizeof(ek_forward_args), 0,           a.x.tensor(), a.y.tensor(), a.weight.vector(),
+          a.bias.vector(),         a.mean.data, a.rstd.data};
+}
+
+inline ek_backward_args convert(const BackwardArgs& a) {
+  return {sizeof(ek_backward_args), 0,           a.dy.tensor(), a.x.tensor(),  a.weight.vector(),
+          a.bias.vector(),          a.mean.data, a.rstd.data,   a.dx.tensor(), a.dweight.vector(),
+          a.dbias.vector()};
+}
+
+inline void check_arrays(const Problem& problem, const ForwardArgs& a) {
+  const Extents extents(problem);
+  need("x", a.x, extents.tensor(a.x));
+  need("y", a.y, extents.tensor(a.y));
+  need("weight", a.weight, extents.parameter);
+  need("bias", a.bias, extents.parameter);
+  need_statistic("mean", a.mean, a.x, extents.statistic);
+  need_statistic("rstd", a.rstd, a.x, extents.statistic);
+}
+
+inline void check_arrays(const Problem& problem, const BackwardArgs& a) {
+  const Extents extents(problem);
+  need("dy", a.dy, extents.tensor(a.dy));
+  need("x", a.x, extents.tensor(a.x));
+  need("weight", a.weight, extents.parameter);
+  need("bias", a.bias, extents.parameter);
+  need_statistic("mean", a.mean, a.x, extents.statistic);
+  need_statistic("rstd", a.rstd, a.x, extents.statistic);
+  need("dx", a.dx, extents.tensor(a.dx));
+  need("dweight", a.dweight, extents.parameter);
+  need("dbias", a.dbias, extents.parameter);
+}
+
+template <typename Args, typename Query, typename Run>
+void call(const Problem& problem, const Args& args, Workspace& workspace, Execution& execution,
+          Query query, Run run) {
+  const auto c_args = convert(args);
+  std::size_t bytes = 0;
+  check(query(&problem, &c_args, &execution, &bytes));
+  check_arrays(problem, args);
+  if (execution.workspace == nullptr) {
+    execution.workspace = workspace.at_least(bytes);
+    execution.workspace_size = workspace.size();
+  }
+  check(run(&problem, &c_args, &execution));
+}
+
+template <typename Args, typename Explain>
+std::string explain(const Problem& problem, const Args& args, const Execution& execution,
+                    Explain explain) {
+  const auto c_args = convert(args);
+  char text[2048] = "";
+  check(explain(&problem, &c_args, &execution, nullptr, text, sizeof text));
+  return text;
+}
+
+}  // namespace detail
+
+// A workspace that is set in the execution is used as it is (device memory, for example);
+// otherwise `workspace` provides it, and a caller that keeps it allocates only once.
+inline void forward(const Problem& problem, const ForwardArgs& args, Workspace& workspace,
+                    Execution execution = {}) {
+  detail::call(problem, args, workspace, execution, ek_forward_workspace, ek_forward);
+}
+
+inline void backward(const Problem& problem, const BackwardArgs& args, Workspace& workspace,
+                     Execution execution = {}) {
+  detail::call(problem, args, workspace, execution, ek_backward_workspace, ek_backward);
+}
+
+inline void forward(const Problem& problem, const ForwardArgs& args, Execution execution = {}) {
+  Workspace workspace;
+  forward(problem, args, workspace, execution);
+}
+
+inline void backward(const Problem& problem, const BackwardArgs& args, Execution execution = {}) {
+  Workspace workspace;
+  backward(problem, args, workspace, execution);
+}
+
+// Which backend a call will run on, and why each other one will not: one line for each.
+inline std::string explain(const Problem& problem, const ForwardArgs& args,
+                           const Execution& execution = {}) {
+  return detail::explain(problem, args, execution, ek_explain_forward);
+}
+
+inline std::string explain(const Problem& problem, const BackwardArgs& args,
+                           const Execution& execution = {}) {
+  return detail::explain(problem, args, execution, ek_explain_backward);
+}
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_EVENKEEL_HPP_

@@ -1,0 +1,76 @@
+// One validated call, as every backend sees it: defaults resolved, strides filled in, dtypes known to be good.
+//
+// All three operations share one shape: `outer` blocks of `inner` contiguous runs of `width` elements.
+//
+//             outer         inner        width      statistics per      parameter index
+//   row norm  row blocks    inner_rows   cols       run                 position in the run
+//   NCHW      samples       channels     spatial    (sample, group)     inner index
+//   NHWC      samples       spatial      channels   (sample, group)     position in the run
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/parallel.h"
+#include "evenkeel/evenkeel.h"
+
+namespace evenkeel {
+
+enum class Pass { kForward, kBackward };
+
+struct Tensor {
+  char* data = nullptr;
+  Dtype dtype = Dtype::kF32;
+  int64_t row_stride = 0;    // elements between runs
+  int64_t outer_stride = 0;  // elements between blocks
+
+  explicit operator bool() const { return data != nullptr; }
+  int64_t offset(int64_t outer, int64_t inner) const {
+    return outer * outer_stride + inner * row_stride;
+  }
+  char* at(int64_t offset_elements) const { return data + offset_elements * size_of(dtype); }
+};
+
+struct Vector {
+  char* data = nullptr;
+  Dtype dtype = Dtype::kF32;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+struct Call {
+  Pass pass;
+  ek_op op;
+  ek_layout layout;
+  ek_activation activation;
+  ek_casting casting;
+  double eps;
+  double weight_offset;
+
+  int64_t outer, inner, width;
+  int64_t groups;    // group norm; 1 otherwise
+  int64_t channels;  // parameters: cols or channels
+
+  Tensor x, y, dy, dx;  // y: forward only; dy, dx: backward only
+  Vector weight, bias, dweight, dbias;
+  char* mean;
+  char* rstd;
+  Dtype stats;    // of mean and rstd
+  Dtype compute;  // of all arithmetic: kF32 or kF64
+
+  ek_device device;
+  int32_t device_index;
+  void* stream;
+  char* workspace;
+  size_t workspace_size;
+  Parallel parallel;
+
+  bool is_group_norm() const { return op == EK_GROUP_NORM; }
+  bool centers() const { return op != EK_RMS_NORM; }
+  int64_t elements() const { return outer * inner * width; }
+  // Rows, or (sample, group) pairs: the number of values in mean and rstd.
+  int64_t statistics() const { return is_group_norm() ? outer * groups : outer * inner; }
+};
+
+}  // namespace evenkeel

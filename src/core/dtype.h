@@ -1,0 +1,106 @@
+// The element types: the one table of their names and sizes, and their scalar conversions.
+//
+// Conversions go through double and round once, to nearest even, so they are exact where the value fits and serve as
+// the definition that SIMD code is tested against. Addresses need no alignment.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "evenkeel/evenkeel.h"
+
+namespace evenkeel {
+
+enum class Dtype : int32_t { kF32 = EK_F32, kF64 = EK_F64, kF16 = EK_F16, kBF16 = EK_BF16 };
+
+struct DtypeInfo {
+  const char* name;
+  int64_t size;
+};
+
+inline constexpr DtypeInfo kDtypes[] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}};
+inline constexpr int32_t kDtypeCount = 4;
+
+inline const char* name_of(Dtype dtype) { return kDtypes[static_cast<int32_t>(dtype)].name; }
+inline int64_t size_of(Dtype dtype) { return kDtypes[static_cast<int32_t>(dtype)].size; }
+
+// A 16-bit binary format with kMantissa stored mantissa bits; the rest is exponent and sign.
+template <int kMantissa>
+struct HalfFormat {
+  static constexpr int kExponentBits = 15 - kMantissa;
+  static constexpr int kMinExponent = 2 - (1 << (kExponentBits - 1));
+  static constexpr uint16_t kInfinity = ((1 << kExponentBits) - 1) << kMantissa;
+
+  static uint16_t encode(double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const auto sign = static_cast<uint16_t>((bits >> 48) & 0x8000);
+    const double magnitude = std::fabs(value);
+    if (std::isnan(value)) return sign | kInfinity | (1 << (kMantissa - 1));
+    if (magnitude >= std::ldexp(1.0, 2 - kMinExponent)) return sign | kInfinity;
+    int exponent = static_cast<int>((bits >> 52) & 0x7ff) - 1023;
+    if (exponent < kMinExponent) exponent = kMinExponent;
+    // In units of the last place the value is below 2^(kMantissa + 1); adding and taking away 2^52 rounds it to even.
+    const double units = magnitude * std::ldexp(1.0, kMantissa - exponent);
+    const double rounded = (units + 0x1p52) - 0x1p52;
+    // A carry out of the mantissa runs into the exponent, and out of the largest exponent into infinity.
+    return sign | static_cast<uint16_t>(((exponent - kMinExponent) << kMantissa) +
+                                        static_cast<int>(rounded));
+  }
+
+  static double decode(uint16_t code) {
+    const int magnitude = code & 0x7fff;
+    const int mantissa = magnitude & ((1 << kMantissa) - 1);
+    const int exponent = magnitude >> kMantissa;
+    double value;
+    if (magnitude > kInfinity) {
+      value = std::numeric_limits<double>::quiet_NaN();
+    } else if (magnitude == kInfinity) {
+      value = std::numeric_limits<double>::infinity();
+    } else if (exponent == 0) {
+      value = std::ldexp(mantissa, kMinExponent - kMantissa);
+    } else {
+      value = std::ldexp(mantissa + (1 << kMantissa), exponent - 1 + kMinExponent - kMantissa);
+    }
+    return code & 0x8000 ? -value : value;
+  }
+};
+
+using F16Format = HalfFormat<10>;
+using BF16Format = HalfFormat<7>;
+
+inline double load_scalar(const void* data, Dtype dtype, int64_t index = 0) {
+  const char* at = static_cast<const char*>(data) + index * size_of(dtype);
+  const auto read = [at](auto value) {
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  };
+  switch (dtype) {
+    case Dtype::kF64: return read(double{});
+    case Dtype::kF32: return read(float{});
+    case Dtype::kF16: return F16Format::decode(read(uint16_t{}));
+    case Dtype::kBF16: return BF16Format::decode(read(uint16_t{}));
+  }
+  return 0;
+}
+
+inline void store_scalar(void* data, Dtype dtype, int64_t index, double value) {
+  char* at = static_cast<char*>(data) + index * size_of(dtype);
+  const auto write = [at](auto stored) { std::memcpy(at, &stored, sizeof stored); };
+  switch (dtype) {
+    case Dtype::kF64: return write(value);
+    case Dtype::kF32: return write(static_cast<float>(value));
+    case Dtype::kF16: return write(F16Format::encode(value));
+    case Dtype::kBF16: return write(BF16Format::encode(value));
+  }
+}
+
+inline double round_to(Dtype dtype, double value) {
+  double stored;
+  store_scalar(&stored, dtype, 0, value);
+  return load_scalar(&stored, dtype);
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,122 @@
+// The built-in pool: a few detached workers that spin for a moment after a job and then sleep.
+//
+// A job is published in one 64-bit word (generation, number of tasks, next task), and a thread claims a task by a
+// compare-and-swap on it. A worker that wakes late finds nothing to claim and disturbs nobody, and the caller claims
+// whatever no worker has taken: it never waits for a thread to start. So the pool also works, serially, when it is
+// busy with another caller's job, when it is entered from one of its own tasks, and in a forked child without workers.
+#include "core/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace evenkeel {
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;
+constexpr int kSpins = 2000;  // about 50 to 100 us of pause instructions: bridges the gap between two layers' norms
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class Pool {
+ public:
+  // Never destroyed: workers may outlive static destructors.
+  static Pool& instance() {
+    static Pool* pool = new Pool;
+    return *pool;
+  }
+
+  void run(int64_t tasks, void (*task)(void*, int64_t), void* argument) {
+    const std::unique_lock lock(busy_, std::try_to_lock);
+    if (!lock || tasks > kMaxThreads) {
+      for (int64_t i = 0; i < tasks; ++i) task(argument, i);
+      return;
+    }
+    grow(static_cast<int>(tasks) - 1);
+    task_ = task;
+    argument_ = argument;
+    unfinished_.store(tasks, std::memory_order_relaxed);
+    generation_ = (generation_ + 1) & 0xffffffff;
+    job_.store(generation_ << 32 | static_cast<uint64_t>(tasks) << 16, std::memory_order_release);
+    published_.fetch_add(1, std::memory_order_release);
+    published_.notify_all();
+    while (claim_and_run()) {
+    }
+    for (int spins = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spins) {
+      if (spins < kSpins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+ private:
+  bool claim_and_run() {
+    uint64_t job = job_.load(std::memory_order_acquire);
+    for (;;) {
+      const uint64_t tasks = job >> 16 & 0xffff;
+      const uint64_t next = job & 0xffff;
+      if (next >= tasks) return false;
+      // A successful claim keeps the job alive until its task is finished, so task_ and argument_ are stable.
+      if (job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel)) {
+        task_(argument_, static_cast<int64_t>(next));
+        unfinished_.fetch_sub(1, std::memory_order_release);
+        return true;
+      }
+    }
+  }
+
+  void work() {
+    uint32_t seen = 0;
+    for (;;) {
+      for (int spins = 0; spins < kSpins && published_.load(std::memory_order_acquire) == seen;
+           ++spins) {
+        relax();
+      }
+      published_.wait(seen, std::memory_order_acquire);
+      seen = published_.load(std::memory_order_acquire);
+      while (claim_and_run()) {
+      }
+    }
+  }
+
+  void grow(int wanted) {
+    for (; workers_ < wanted; ++workers_) {
+      try {
+        std::thread([this] { work(); }).detach();
+      } catch (const std::system_error&) {
+        return;  // the system gives no more threads: the caller does the work
+      }
+    }
+  }
+
+  std::mutex busy_;
+  void (*task_)(void*, int64_t) = nullptr;
+  void* argument_ = nullptr;
+  uint64_t generation_ = 0;
+  int workers_ = 0;
+  alignas(64) std::atomic<uint64_t> job_{0};
+  alignas(64) std::atomic<uint32_t> published_{0};
+  alignas(64) std::atomic<int64_t> unfinished_{0};
+};
+
+}  // namespace
+
+Parallel::Parallel(int32_t threads) : parallel_ EK_PARALLEL_INIT {
+  static const int32_t processors = std::max(1u, std::thread::hardware_concurrency());
+  parallel_.threads = std::min(threads > 0 ? threads : processors, kMaxThreads);
+  parallel_.run = [](void*, int64_t tasks, void (*task)(void*, int64_t), void* argument) {
+    Pool::instance().run(tasks, task, argument);
+  };
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,120 @@
+// The CPU backend: picks the instruction set once, and for each call the kernels of its element types.
+#include "cpu/backend.h"
+
+#include <hwy/targets.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/plan.h"
+#include "cpu/target.h"
+
+namespace evenkeel {
+namespace {
+
+const char* name_of(Target target) {
+  switch (target) {
+    case Target::kAvx3: return "AVX3";
+    case Target::kAvx2: return "AVX2";
+    case Target::kBaseline: return hwy::TargetName(HWY_STATIC_TARGET);
+  }
+  return "";
+}
+
+bool runs_here(Target target) {
+  if (kF32Kernels[static_cast<int>(target)] == nullptr) return false;
+#if defined(__x86_64__) || defined(__i386__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  if (target == Target::kAvx2) return avx2;
+  if (target == Target::kAvx3) {
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd");
+  }
+#endif
+  return true;
+}
+
+struct Choice {
+  int target = -1;  // -1: the environment asks for one that this machine does not have
+  const char* wanted = nullptr;
+};
+
+Choice choose() {
+  Choice choice;
+  choice.wanted = std::getenv("EVENKEEL_CPU_TARGET");
+  for (int t = 0; t < kTargets && choice.target < 0; ++t) {
+    const auto target = static_cast<Target>(t);
+    if (!runs_here(target)) continue;
+    if (choice.wanted == nullptr || std::strcmp(choice.wanted, name_of(target)) == 0) choice.target = t;
+  }
+  return choice;
+}
+
+const Choice& chosen() {
+  static const Choice choice = choose();
+  return choice;
+}
+
+const KernelTable& kernels_for(const Call& call) {
+  const auto all = [&call](Dtype dtype) {
+    const auto matches = [dtype](const Tensor& tensor) { return !tensor || tensor.dtype == dtype; };
+    return matches(call.x) && matches(call.y) && matches(call.dy) && matches(call.dx);
+  };
+  if (call.compute == Dtype::kF64) return all(Dtype::kF64) ? kF64Kernels : kMixedF64Kernels;
+  if (all(Dtype::kF32)) return kF32Kernels;
+  if (all(Dtype::kF16)) return kF16Kernels;
+  return all(Dtype::kBF16) ? kBF16Kernels : kMixedF32Kernels;
+}
+
+const char* name_of(Plan::Kind kind) {
+  switch (kind) {
+    case Plan::Kind::kRows: return "rows";
+    case Plan::Kind::kPlanes: return "planes";
+    case Plan::Kind::kPixels: return "pixels";
+  }
+  return "";
+}
+
+bool accepts(const Call& call, Note& note) {
+  if (call.device != EK_CPU) {
+    note.set("tensors are on a device, and this backend reads host memory");
+    return false;
+  }
+  if (chosen().target < 0) {
+    note.set("EVENKEEL_CPU_TARGET is %s, which this build or machine does not have; ek_cpu_target_name() lists those "
+             "that it has",
+             chosen().wanted);
+    return false;
+  }
+  return true;
+}
+
+void describe(const Call& call, Note& note) {
+  const Plan plan = make_plan(call);
+  note.set("%s, %s kernels, arithmetic in %s, %lld thread%s%s%s", name_of(static_cast<Target>(chosen().target)),
+           name_of(plan.kind), name_of(call.compute), static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
+           plan.split ? ", statistics split over threads" : "", plan.stream ? ", streaming stores" : "");
+}
+
+size_t workspace(const Call& call) { return make_plan(call).total; }
+
+ek_status run(const Call& call) {
+  kernels_for(call)[chosen().target](call, make_plan(call));
+  return EK_OK;
+}
+
+}  // namespace
+
+const Backend kCpuBackend = {"cpu", accepts, describe, workspace, run};
+
+const char* cpu_target_name(int32_t index) {
+  if (index < 0) return nullptr;
+  for (int t = 0; t < kTargets; ++t) {
+    if (runs_here(static_cast<Target>(t)) && index-- == 0) return name_of(static_cast<Target>(t));
+  }
+  return nullptr;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,191 @@
+// What the three shapes share: access to the call's tensors, statistics and parameters, and the parameter gradients'
+// partial sums.
+
+// NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
+#if defined(EVENKEEL_CPU_JOB_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EVENKEEL_CPU_JOB_INL_H_
+#undef EVENKEEL_CPU_JOB_INL_H_
+#else
+#define EVENKEEL_CPU_JOB_INL_H_
+#endif
+
+#include <cmath>
+
+#include "core/call.h"
+#include "cpu/moments.h"
+#include "cpu/plan.h"
+#include "cpu/schedule.h"
+#include "cpu/spans-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace evenkeel {
+namespace HWY_NAMESPACE {
+
+template <class In>
+struct Job {
+  using Compute = typename In::Compute;
+  using Tag = hn::ScalableTag<Compute>;
+  using Scalar = Splat<Tag>;
+  using Array = Typed<Compute>;
+
+  const Call& call;
+  const Plan& plan;
+  Tag d;
+
+  Job(const Call& c, const Plan& p)
+      : call(c), plan(p), base_(c.workspace + (-reinterpret_cast<uintptr_t>(c.workspace) & 63)) {
+    weight_ = prepare(call.weight, call.weight_offset, 1, plan.weight);
+    bias_ = prepare(call.bias, 0, 0, plan.bias);
+  }
+
+  // ---- the call's tensors ----
+
+  In in(const Tensor& tensor) const { return In(tensor.data, tensor.dtype); }
+  bool wants_parameters() const { return call.dweight || call.dbias; }
+  double mean(int64_t unit) const { return call.centers() ? load_scalar(call.mean, call.stats, unit) : 0; }
+  double rstd(int64_t unit) const { return load_scalar(call.rstd, call.stats, unit); }
+
+  // Weight and bias in the compute type, with ones and zeros where there are none.
+  Array weight() const { return Array(weight_, Dtype::kF32); }
+  Array bias() const { return Array(bias_, Dtype::kF32); }
+  double weight(int64_t parameter) const { return scalar(weight_, parameter); }
+  double bias(int64_t parameter) const { return scalar(bias_, parameter); }
+
+  template <class T>
+  T* pieces() const {
+    return reinterpret_cast<T*>(base_ + plan.pieces);
+  }
+  char* scratch(int64_t shard) const { return base_ + plan.scratch + static_cast<size_t>(shard) * plan.scratch_stride; }
+
+  // Rows, or planes and the like, that are taken at a time: enough to be worth the trip to the counter.
+  static int64_t grain(int64_t length) { return std::max<int64_t>(1, 8192 / length); }
+
+  // ---- statistics ----
+
+  // Writes mean and rstd, where they are wanted, and returns how to normalize.
+  Normalizer finish(int64_t unit, const Moments& m, bool write = true) const {
+    const double rstd = 1 / std::sqrt(m.deviations / m.count + call.eps);
+    if (write && call.mean != nullptr) store_scalar(call.mean, call.stats, unit, m.mean);
+    if (write && call.rstd != nullptr) store_scalar(call.rstd, call.stats, unit, rstd);
+    const auto shift = static_cast<double>(static_cast<Compute>(m.mean));
+    return {shift, rstd, (shift - m.mean) * rstd};
+  }
+
+  // ---- from run-time flags to template arguments ----
+
+  // run.operator()<kSilu>()
+  template <class Run>
+  auto with_silu(const Run& run) const {
+    return call.activation == EK_ACTIVATION_SILU ? run.template operator()<true>() : run.template operator()<false>();
+  }
+
+  // run.operator()<kSilu, Access>()
+  template <class Run>
+  void with_silu_and_access(const Run& run) const {
+    with_silu([&]<bool kSilu>() HWY_ATTR {
+      plan.stream ? run.template operator()<kSilu, Streamed>() : run.template operator()<kSilu, Full>();
+    });
+  }
+
+  // ---- parameter gradients ----
+
+  // The chunk's sums for dweight (0) or dbias (1).
+  Array partial(int64_t chunk, int64_t which) const {
+    return Array(base_ + plan.partials, Dtype::kF32) + (2 * chunk + which) * plan.partial_width;
+  }
+
+  void clear_partials(int64_t chunk, int64_t start, int64_t n) const {
+    if (!wants_parameters()) return;
+    for (int64_t which = 0; which < 2; ++which) {
+      std::memset(static_cast<void*>((partial(chunk, which) + start).data), 0, static_cast<size_t>(n) * sizeof(Compute));
+    }
+  }
+
+  // The partner of a last, odd row: a row of zeros, which adds nothing to any sum. At most kSlice elements of it exist.
+  template <class Stat>
+  GradientRow<In, Stat> no_row(Stat mean, Stat rstd) const {
+    alignas(64) static char zeros[kSlice * sizeof(double)];
+    return {In(zeros, call.x.dtype), In(zeros, call.dy.dtype), mean, rstd};
+  }
+
+  // Sums the chunks in their order, then the repetitions of each parameter, and stores the gradients.
+  void fold_partials() const {
+    for (int64_t which = 0; which < 2; ++which) {
+      const Vector& target = which == 0 ? call.dweight : call.dbias;
+      if (!target) continue;
+      for_each_range(call.parallel, plan.shards, plan.partial_width, kFoldGrain,
+                     [&](int64_t, int64_t first, int64_t last) { fold_range(which, target, first, last); });
+      if (repeated_partials()) fold_repetitions(which, target);
+    }
+  }
+
+ private:
+  static constexpr int64_t kFoldGrain = 4096;
+
+  static double scalar(const char* array, int64_t index) {
+    return load_scalar(array, sizeof(Compute) == 8 ? Dtype::kF64 : Dtype::kF32, index);
+  }
+
+  // The parameter as the kernels want it: the caller's own array where that will do, a converted copy otherwise.
+  char* prepare(const Vector& given, double offset, double absent, size_t where) const {
+    if (given && given.dtype == call.compute && offset == 0 && plan.repeat == 1) return given.data;
+    const Array array(base_ + where, Dtype::kF32);
+    if (!given) {
+      for_each_vector(d, plan.parameters,
+                      [&](int64_t i, auto access) HWY_ATTR { access.store(d, hn::Set(d, static_cast<Compute>(absent)), array, i); });
+      return reinterpret_cast<char*>(array.data);
+    }
+    const Any<Compute> from(given.data, given.dtype);
+    const auto plus = hn::Set(d, static_cast<Compute>(offset));
+    for_each_vector(d, call.channels, [&](int64_t i, auto access) HWY_ATTR {
+      access.store(d, hn::Add(access.load(d, from, i), plus), array, i);
+    });
+    repeat(array.data);
+    return reinterpret_cast<char*>(array.data);
+  }
+
+  void repeat(Compute* array) const {
+    if (plan.kind == Plan::Kind::kRows) {
+      for (int64_t i = plan.parameters - 1; i >= 0; --i) array[i] = array[i / plan.repeat];
+    } else {
+      for (int64_t i = call.channels; i < plan.parameters; ++i) array[i] = array[i - call.channels];
+    }
+  }
+
+  void fold_range(int64_t which, const Vector& target, int64_t first, int64_t last) const {
+    const Any<Compute> result(target.data, target.dtype);
+    for_each_vector(d, last - first, [&](int64_t j, auto access) HWY_ATTR {
+      const int64_t i = first + j;
+      auto sum = hn::Zero(d);
+      for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
+        sum = hn::Add(sum, access.load(d, partial(chunk, which), i));
+      }
+      if (repeated_partials()) {
+        access.store(d, sum, partial(0, which), i);
+      } else {
+        access.store(d, sum, result, i);
+      }
+    });
+  }
+
+  bool repeated_partials() const { return plan.partial_width != call.channels; }
+
+  void fold_repetitions(int64_t which, const Vector& target) const {
+    const Compute* sums = partial(0, which).data;
+    for (int64_t c = 0; c < call.channels; ++c) {
+      double total = 0;
+      for (int64_t r = 0; r < plan.repeat; ++r) total += static_cast<double>(sums[c * plan.repeat + r]);
+      store_scalar(target.data, target.dtype, c, total);
+    }
+  }
+
+  char* base_;
+  char* weight_;
+  char* bias_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace evenkeel
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,14 @@
+// Kernels for calls whose tensors are all bf16, for every instruction set.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kernels_bf16.cc"
+#include <hwy/foreach_target.h>
+// Highway's list of targets has to come first.
+#include "cpu/kernels-inl.h"
+
+#if HWY_ONCE
+namespace evenkeel {
+
+EK_KERNEL_TABLE(kBF16Kernels, Typed<BF16>);
+
+}  // namespace evenkeel
+#endif

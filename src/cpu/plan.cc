@@ -1,0 +1,160 @@
+// How a call is cut up on the CPU. See plan.h.
+#include "cpu/plan.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <numeric>
+
+#include "cpu/moments.h"
+
+namespace evenkeel {
+namespace {
+
+// Planes shorter than this are cheaper as parts of one long row with repeated weights.
+constexpr int64_t kShortPlane = 64;
+
+// Below this many elements a second thread costs more than it brings.
+constexpr int64_t kSerialElements = 16384;
+
+// Results that are larger than this are not read again out of the cache anyway.
+constexpr int64_t kStreamBytes = int64_t{8} << 20;
+
+// Rows of pixels are filled up to about this many elements, and strips of them to that many.
+constexpr int64_t kPixelRow = 256;
+constexpr int64_t kStrip = 131072;
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool dense_rows(const Call& call) {
+  const auto dense = [&call](const Tensor& tensor) { return !tensor || tensor.row_stride == call.width; };
+  return dense(call.x) && dense(call.y) && dense(call.dy) && dense(call.dx);
+}
+
+// How many adjacent pixels make a row of pixels: enough to be long, and a whole number of vectors.
+int64_t pixels_per_row(const Call& call) {
+  if (!dense_rows(call)) return 1;
+  const int64_t step = 16 / std::gcd(call.channels, int64_t{16});
+  return std::min(call.inner, step * divide_up(kPixelRow, call.channels * step));
+}
+
+void set_shape(const Call& call, Plan& plan) {
+  plan.groups = call.groups;
+  plan.repeat = 1;
+  if (!call.is_group_norm()) {
+    plan.kind = Plan::Kind::kRows;
+    plan.blocks = call.outer * call.inner;
+    plan.length = call.width;
+  } else {
+    const int64_t spatial = call.layout == EK_NCHW ? call.width : call.inner;
+    plan.blocks = call.outer;
+    if (spatial == 1 || (call.layout == EK_NCHW && spatial < kShortPlane)) {
+      // A single pixel's channels are adjacent in both layouts, but in NCHW only if its planes are.
+      plan.kind = call.layout == EK_NHWC || dense_rows(call) ? Plan::Kind::kRows : Plan::Kind::kPlanes;
+    } else {
+      plan.kind = call.layout == EK_NCHW ? Plan::Kind::kPlanes : Plan::Kind::kPixels;
+    }
+    if (plan.kind == Plan::Kind::kRows) {
+      plan.repeat = spatial;
+      plan.length = call.channels / call.groups * spatial;
+    } else if (plan.kind == Plan::Kind::kPlanes) {
+      plan.length = spatial;
+    } else {
+      plan.repeat = pixels_per_row(call);
+      plan.length = call.channels * plan.repeat;
+      plan.strip = divide_up(kStrip, plan.length);
+    }
+  }
+  plan.parameters = call.channels * plan.repeat;
+  plan.partial_width = plan.kind == Plan::Kind::kRows ? plan.parameters : call.channels;
+}
+
+// A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything.
+void set_chunks(Plan& plan) {
+  const int64_t wanted = plan.kind == Plan::Kind::kRows ? std::clamp<int64_t>(plan.blocks / 8, 1, 64) : 128;
+  plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.blocks, wanted));
+  if (plan.kind == Plan::Kind::kRows) plan.chunk_blocks += plan.chunk_blocks % 2;  // whole pairs of rows
+  plan.chunks = divide_up(plan.blocks, plan.chunk_blocks);
+}
+
+void set_threads(const Call& call, Plan& plan) {
+  const int64_t threads = call.elements() < kSerialElements ? 1 : call.parallel.threads();
+  plan.shards = threads;
+  // What can run side by side without cutting a statistic up.
+  const bool by_chunk = call.pass == Pass::kBackward && plan.kind != Plan::Kind::kPlanes;
+  const int64_t items = by_chunk ? plan.chunks : plan.kind == Plan::Kind::kPixels ? plan.blocks
+                                                                                  : plan.blocks * plan.groups;
+  const int64_t elements_each = items == 0 ? 0 : call.elements() / items;
+  plan.split = threads > 1 && items < 2 * threads && elements_each > 2 * kSlice;
+}
+
+// Streaming stores want whole vectors: every span of the output must start at a multiple of the widest.
+void set_stream(const Call& call, Plan& plan) {
+  const Tensor& output = call.pass == Pass::kForward ? call.y : call.dx;
+  const int64_t size = size_of(output.dtype);
+  const auto aligned = [size](int64_t elements) { return elements * size % 64 == 0; };
+  plan.stream = output && call.elements() * size >= kStreamBytes && reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
+                aligned(output.row_stride * (plan.kind == Plan::Kind::kPixels ? plan.repeat : 1)) &&
+                aligned(output.outer_stride) && aligned(plan.length);
+}
+
+size_t pieces_bytes(const Call& call, const Plan& plan) {
+  if (!plan.split) return 0;
+  const bool forward = call.pass == Pass::kForward;
+  const int64_t piece = static_cast<int64_t>(forward ? sizeof(Moments) : sizeof(GradientSums));
+  const int64_t units = plan.blocks * plan.groups;
+  switch (plan.kind) {
+    case Plan::Kind::kRows: return static_cast<size_t>(units * divide_up(plan.length, kSlice) * piece);
+    case Plan::Kind::kPlanes:
+      return static_cast<size_t>((forward ? plan.blocks * call.channels * divide_up(plan.length, kSlice)
+                                          : plan.blocks * call.channels + units) *
+                                 piece);
+    case Plan::Kind::kPixels: {
+      const int64_t strips = divide_up(divide_up(call.inner, plan.repeat), plan.strip);
+      return static_cast<size_t>(strips * (forward ? plan.groups : call.channels) * piece);
+    }
+  }
+  return 0;
+}
+
+void set_workspace(const Call& call, Plan& plan) {
+  const int64_t element = size_of(call.compute);
+  size_t at = 0;
+  const auto reserve = [&at](size_t bytes) {
+    const size_t start = at;
+    at += (bytes + 63) / 64 * 64;
+    return start;
+  };
+  const auto parameter = [&](const Vector& given, double offset) {
+    const bool as_it_is = given && given.dtype == call.compute && offset == 0 && plan.repeat == 1;
+    return reserve(as_it_is ? 0 : static_cast<size_t>(plan.parameters * element));
+  };
+  plan.weight = parameter(call.weight, call.weight_offset);
+  plan.bias = parameter(call.bias, 0);
+  const bool parameters = call.dweight || call.dbias;
+  plan.partials = reserve(parameters ? static_cast<size_t>(2 * plan.chunks * plan.partial_width * element) : 0);
+  plan.pieces = reserve(pieces_bytes(call, plan));
+  plan.scratch = at;
+  if (plan.kind == Plan::Kind::kPixels) {
+    const bool forward = call.pass == Pass::kForward;
+    plan.arrays = static_cast<size_t>(divide_up((forward ? 3 : 4) * plan.parameters * element, 64) * 64);
+    const size_t behind = forward ? static_cast<size_t>(3 * plan.groups) * sizeof(Moments)
+                                  : static_cast<size_t>(2 * call.channels) * sizeof(GradientSums);
+    plan.scratch_stride = plan.arrays + (behind + 63) / 64 * 64;
+    reserve(static_cast<size_t>(plan.shards) * plan.scratch_stride);
+  }
+  plan.total = at == 0 ? 0 : at + 63;
+}
+
+}  // namespace
+
+Plan make_plan(const Call& call) {
+  Plan plan{};
+  set_shape(call, plan);
+  set_chunks(plan);
+  set_threads(call, plan);
+  set_stream(call, plan);
+  set_workspace(call, plan);
+  return plan;
+}
+
+}  // namespace evenkeel

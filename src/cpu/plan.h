@@ -1,0 +1,53 @@
+// How a call is cut up on the CPU: which of three shapes it has, into which pieces it falls, and where scratch lies.
+//
+// Pieces that decide the order of a sum (slices of a long span, chunks of rows) depend on the problem alone, so that
+// results do not depend on the number of threads. What only decides who does what (splitting one long row over
+// threads, the number of shards) may depend on them.
+//
+//   kRows    one statistic per contiguous span, one weight per position: row norms, and group norms whose planes are
+//            so small that repeating each weight over its plane is cheaper than restarting at every channel
+//   kPlanes  group norm NCHW: a statistic spans several planes, each with one weight
+//   kPixels  group norm NHWC: a statistic is a column band of many short rows
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/call.h"
+
+namespace evenkeel {
+
+// Sums are kept in vectors over at most this many elements, then carried on in double.
+inline constexpr int64_t kSlice = 16384;
+
+struct Plan {
+  enum class Kind { kRows, kPlanes, kPixels };
+
+  Kind kind;
+  int64_t blocks;  // rows, or samples
+  int64_t groups;  // statistics in each block
+  int64_t length;  // kRows: elements of a statistic; kPlanes: of a plane; kPixels: of a row of pixels
+  int64_t repeat;  // how often parameters are repeated: each one (kRows), or all of them (kPixels)
+  int64_t parameters;     // weights, including repetitions
+  int64_t partial_width;  // parameter sums of a chunk: with repetitions (kRows) or without
+  int64_t chunks;      // of blocks; parameter gradients are summed for each, then over them
+  int64_t chunk_blocks;
+  int64_t strip;  // kPixels: rows of pixels that are summed in vectors
+  bool split;     // too few statistics to occupy the threads: cut them up
+  bool stream;    // results go past the caches
+
+  int64_t shards;  // pieces of scratch, at most one per thread
+
+  // Offsets into the workspace, in bytes from its first 64-byte boundary.
+  size_t weight, bias;  // in the compute type, offset applied, repeated
+  size_t partials;      // [chunks][2][partial_width]: dweight, dbias
+  size_t pieces;        // split: moments or gradient sums of each piece
+  size_t scratch;       // [shards][scratch_stride]
+  size_t scratch_stride;
+  size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch
+  size_t total;
+};
+
+Plan make_plan(const Call& call);
+
+}  // namespace evenkeel

@@ -1,0 +1,209 @@
+// Rows: layer norm, RMS norm, and group norms over short planes. See plan.h for the shape.
+//
+// Forward: a row is read for its moments and again, out of the cache, to be normalized. Backward: two rows are read for
+// their sums and the parameter sums, and again for dx.
+
+// NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
+#if defined(EVENKEEL_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EVENKEEL_CPU_ROWS_INL_H_
+#undef EVENKEEL_CPU_ROWS_INL_H_
+#else
+#define EVENKEEL_CPU_ROWS_INL_H_
+#endif
+
+#include "cpu/job-inl.h"
+#include "cpu/schedule.h"
+#include "cpu/spans-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace evenkeel {
+namespace HWY_NAMESPACE {
+
+template <class In>
+struct Rows : Job<In> {
+  using Job<In>::call;
+  using Job<In>::plan;
+  using Job<In>::d;
+  using typename Job<In>::Compute;
+  using typename Job<In>::Scalar;
+  using Array = Typed<Compute>;
+
+  explicit Rows(const Call& c, const Plan& p) : Job<In>(c, p) {}
+
+  int64_t slices() const { return (plan.length + kSlice - 1) / kSlice; }
+  int64_t slice_length(int64_t slice) const { return std::min(kSlice, plan.length - slice * kSlice); }
+
+  // Statistic `unit` is group unit % groups of block unit / groups.
+  In span(const Tensor& tensor, int64_t unit) const {
+    const int64_t block = unit / plan.groups, group = unit % plan.groups;
+    const int64_t start = call.is_group_norm() ? tensor.offset(block, 0)
+                                               : tensor.offset(block / call.inner, block % call.inner);
+    return this->in(tensor) + (start + group * plan.length);
+  }
+  int64_t parameter_start(int64_t unit) const { return unit % plan.groups * plan.length; }
+
+  // ---- from run-time flags to template arguments ----
+
+  // run.operator()<kSilu, Access>(cast)
+  template <class Run>
+  void with_map(const Run& run) const {
+    if (call.casting == EK_CASTING_LLAMA) {
+      return this->with_silu([&]<bool kSilu>() HWY_ATTR { run.template operator()<kSilu, Full>(CastTo{call.x.dtype}); });
+    }
+    this->with_silu_and_access(
+        [&]<bool kSilu, class Access>() HWY_ATTR { run.template operator()<kSilu, Access>(NoCast()); });
+  }
+
+  // run.operator()<kSilu, kDweight, kDbias>(cast)
+  template <class Run>
+  void with_reduce(const Run& run) const {
+    this->with_silu([&]<bool kSilu>() HWY_ATTR {
+      if (call.casting == EK_CASTING_LLAMA) {
+        const CastTo cast{call.x.dtype};
+        return this->wants_parameters() ? run.template operator()<kSilu, true, true>(cast)
+                                        : run.template operator()<kSilu, false, false>(cast);
+      }
+      if (call.dweight) {
+        return call.dbias ? run.template operator()<kSilu, true, true>(NoCast())
+                          : run.template operator()<kSilu, true, false>(NoCast());
+      }
+      return call.dbias ? run.template operator()<kSilu, false, true>(NoCast())
+                        : run.template operator()<kSilu, false, false>(NoCast());
+    });
+  }
+
+  // ---- forward ----
+
+  void normalize_part(int64_t unit, const Normalizer& by, int64_t start, int64_t n) const {
+    const int64_t at = parameter_start(unit) + start;
+    with_map([&]<bool kSilu, class Access>(auto cast) HWY_ATTR {
+      normalize<kSilu, Access>(span(call.x, unit) + start, span(call.y, unit) + start, n, Scalar(d, by.shift),
+                               Scalar(d, by.scale), Scalar(d, by.offset), this->weight() + at, this->bias() + at,
+                               cast);
+    });
+  }
+
+  Moments moments_of(In x, int64_t n) const {
+    return call.centers() ? moments<true>(x, n, call.eps) : moments<false>(x, n, call.eps);
+  }
+
+  void forward() const {
+    const int64_t units = plan.blocks * plan.groups;
+    if (plan.split) return forward_split(units);
+    for_each_range(call.parallel, plan.shards, units, this->grain(plan.length), [&](int64_t, int64_t first, int64_t last) {
+      for (int64_t unit = first; unit < last; ++unit) {
+        normalize_part(unit, this->finish(unit, moments_of(span(call.x, unit), plan.length)), 0, plan.length);
+      }
+    });
+  }
+
+  void forward_split(int64_t units) const {
+    auto* pieces = this->template pieces<Moments>();
+    for_each_range(call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
+      const int64_t unit = item / slices(), slice = item % slices();
+      pieces[item] = moments_of(span(call.x, unit) + slice * kSlice, slice_length(slice));
+    });
+    for (int64_t unit = 0; unit < units; ++unit) {
+      Moments& total = pieces[unit * slices()];
+      for (int64_t slice = 1; slice < slices(); ++slice) total = merge(total, (&total)[slice]);
+    }
+    for_each_range(call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
+      const int64_t unit = item / slices(), slice = item % slices();
+      normalize_part(unit, this->finish(unit, pieces[unit * slices()], slice == 0), slice * kSlice,
+                     slice_length(slice));
+    });
+  }
+
+  // ---- backward ----
+
+  GradientRow<In, Scalar> gradient_row(int64_t unit, int64_t start) const {
+    return {span(call.x, unit) + start, span(call.dy, unit) + start, Scalar(d, this->mean(unit)),
+            Scalar(d, this->rstd(unit))};
+  }
+
+  // Adds a slice of group `group` of the blocks `block` and `block` + 1 (if that is before `end`) to the chunk's
+  // parameter sums, and the row sums to `result`.
+  void reduce_slice(int64_t chunk, int64_t block, int64_t end, int64_t group, int64_t slice,
+                    GradientSums (&result)[2]) const {
+    const int64_t unit = block * plan.groups + group, start = slice * kSlice;
+    const bool pair = block + 1 < end;
+    const GradientRow<In, Scalar> rows[2] = {gradient_row(unit, start),
+                                             pair ? gradient_row(unit + plan.groups, start)
+                                                  : this->no_row(Scalar(d, 0), Scalar(d, 0))};
+    const int64_t at = parameter_start(unit) + start;
+    const Array dweight = this->partial(chunk, 0) + at, dbias = this->partial(chunk, 1) + at;
+    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) HWY_ATTR {
+      reduce_rows<kSilu, kDweight, kDbias, true>(rows, slice_length(slice), this->weight() + at, this->bias() + at,
+                                                 dweight, dbias, cast, result);
+    });
+  }
+
+  void input_gradient_part(int64_t unit, const GradientSums& sums, int64_t start, int64_t n) const {
+    const int64_t at = parameter_start(unit) + start;
+    const auto length = static_cast<double>(plan.length);
+    with_map([&]<bool kSilu, class Access>(auto cast) HWY_ATTR {
+      input_gradient<kSilu, Access>(span(call.x, unit) + start, span(call.dy, unit) + start,
+                                    span(call.dx, unit) + start, n, Scalar(d, this->mean(unit)),
+                                    Scalar(d, this->rstd(unit)), Scalar(d, call.centers() ? sums.sum / length : 0),
+                                    Scalar(d, sums.product / length), this->weight() + at, this->bias() + at, cast);
+    });
+  }
+
+  void backward() const {
+    plan.split ? backward_split() : backward_chunks();
+    this->fold_partials();
+  }
+
+  void backward_chunks() const {
+    for_each_range(call.parallel, plan.shards, plan.chunks, 1, [&](int64_t, int64_t chunk, int64_t) {
+      this->clear_partials(chunk, 0, plan.parameters);
+      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
+      for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
+        for (int64_t group = 0; group < plan.groups; ++group) {
+          GradientSums total[2] = {};
+          for (int64_t slice = 0; slice < slices(); ++slice) {
+            GradientSums part[2];
+            reduce_slice(chunk, block, end, group, slice, part);
+            for (int i = 0; i < 2; ++i) total[i] = total[i] + part[i];
+          }
+          for (int64_t i = 0; call.dx && i < std::min<int64_t>(2, end - block); ++i) {
+            input_gradient_part((block + i) * plan.groups + group, total[i], 0, plan.length);
+          }
+        }
+      }
+    });
+  }
+
+  void backward_split() const {
+    auto* pieces = this->template pieces<GradientSums>();
+    const int64_t per_chunk = plan.groups * slices();
+    for_each_range(call.parallel, plan.shards, plan.chunks * per_chunk, 1, [&](int64_t, int64_t item, int64_t) {
+      const int64_t chunk = item / per_chunk, group = item % per_chunk / slices(), slice = item % slices();
+      this->clear_partials(chunk, group * plan.length + slice * kSlice, slice_length(slice));
+      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
+      for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
+        GradientSums part[2];
+        reduce_slice(chunk, block, end, group, slice, part);
+        for (int64_t i = 0; i < std::min<int64_t>(2, end - block); ++i) {
+          pieces[((block + i) * plan.groups + group) * slices() + slice] = part[i];
+        }
+      }
+    });
+    if (!call.dx) return;
+    const int64_t units = plan.blocks * plan.groups;
+    for (int64_t unit = 0; unit < units; ++unit) {
+      GradientSums& total = pieces[unit * slices()];
+      for (int64_t slice = 1; slice < slices(); ++slice) total = total + (&total)[slice];
+    }
+    for_each_range(call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
+      const int64_t unit = item / slices(), slice = item % slices();
+      input_gradient_part(unit, pieces[unit * slices()], slice * kSlice, slice_length(slice));
+    });
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace evenkeel
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,324 @@
+// The kernels proper: what happens to one contiguous span of elements. A norm is "reduce, then map":
+//
+//   forward    moments  ->  normalize
+//   backward   reduce_rows / reduce_plane  ->  input_gradient
+//
+// Operands that are scalars for one shape and arrays for another (statistics, weights) are template parameters with a
+// load(): Splat or Typed. So row norms, NCHW planes and NHWC pixels share each kernel. Every sum is formed in an order
+// that depends on the span's length alone.
+
+// NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
+#if defined(EVENKEEL_CPU_SPANS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EVENKEEL_CPU_SPANS_INL_H_
+#undef EVENKEEL_CPU_SPANS_INL_H_
+#else
+#define EVENKEEL_CPU_SPANS_INL_H_
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+
+#include "cpu/moments.h"
+#include "cpu/plan.h"
+#include "cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace evenkeel {
+namespace HWY_NAMESPACE {
+
+// ---- activation ----
+
+// 1 / (1 + exp(-z)), by way of exp(-|z|), which cannot overflow.
+template <class D>
+HWY_INLINE Vec<D> sigmoid(D d, Vec<D> z) {
+  const auto one = hn::Set(d, 1);
+  const auto decay = hn::Exp(d, hn::Neg(hn::Abs(z)));
+  const auto numerator = hn::IfThenElse(hn::Lt(z, hn::Zero(d)), decay, one);
+  return hn::Div(numerator, hn::Add(one, decay));
+}
+
+template <bool kSilu, class D>
+HWY_INLINE Vec<D> activate(D d, Vec<D> z) {
+  if constexpr (kSilu) return hn::Mul(z, sigmoid(d, z));
+  return z;
+}
+
+// dy times the activation's slope at z.
+template <class D>
+HWY_INLINE Vec<D> silu_gradient(D d, Vec<D> z, Vec<D> dy) {
+  const auto s = sigmoid(d, z);
+  const auto one = hn::Set(d, 1);
+  return hn::Mul(dy, hn::Mul(s, hn::MulAdd(z, hn::Sub(one, s), one)));
+}
+
+// ---- casting order ----
+
+// Rounds to the type of x between the normalization and the weight, or not at all.
+struct NoCast {
+  template <class D>
+  HWY_INLINE Vec<D> operator()(D, Vec<D> value) const {
+    return value;
+  }
+};
+
+struct CastTo {
+  Dtype dtype;
+
+  template <class D>
+  HWY_INLINE Vec<D> operator()(D d, Vec<D> value) const {
+    HWY_ALIGN double buffer[hn::MaxLanes(d)];
+    const Any<hn::TFromD<D>> rounded(buffer, dtype);
+    rounded.store(d, value, 0);
+    return rounded.load(d, 0);
+  }
+};
+
+// ---- forward ----
+
+// Sums of (x - shift) and (x - shift)^2 over a slice.
+template <class In>
+Sums sums(In x, int64_t n, typename In::Compute shift_value) {
+  const hn::ScalableTag<typename In::Compute> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto shift = hn::Set(d, shift_value);
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, q0 = s0, q1 = s0, q2 = s0, q3 = s0;
+  const auto add = [&](int64_t i, auto access, auto& s, auto& q) HWY_ATTR {
+    const auto v = access.zero_outside(d, hn::Sub(access.load(d, x, i), shift));
+    s = hn::Add(s, v);
+    q = hn::MulAdd(v, v, q);
+  };
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    add(i, Full(), s0, q0);
+    add(i + lanes, Full(), s1, q1);
+    add(i + 2 * lanes, Full(), s2, q2);
+    add(i + 3 * lanes, Full(), s3, q3);
+  }
+  for_each_vector(d, n - i, [&](int64_t j, auto access) HWY_ATTR { add(i + j, access, s0, q0); });
+  return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
+          sum_of_lanes(d, hn::Add(hn::Add(q0, q1), hn::Add(q2, q3)))};
+}
+
+// A guess at the mean that is good enough to shift by: the average of up to four vectors spread over the slice.
+template <class In>
+double guess_mean(In x, int64_t n) {
+  const hn::ScalableTag<typename In::Compute> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (n < lanes) return sum_of_lanes(d, x.load_tail(d, 0, static_cast<size_t>(n))) / static_cast<double>(n);
+  const int64_t last = n - lanes;
+  const auto sum = hn::Add(hn::Add(x.load(d, 0), x.load(d, last)), hn::Add(x.load(d, last / 3), x.load(d, last / 3 * 2)));
+  return sum_of_lanes(d, sum) / static_cast<double>(4 * lanes);
+}
+
+// Where the vectors' arithmetic over- or underflows, or the row holds an Inf or NaN: element by element in double.
+template <class In>
+Sums wide_sums(In x, int64_t n, double shift) {
+  const hn::ScalableTag<typename In::Compute> d;
+  HWY_ALIGN typename In::Compute buffer[hn::MaxLanes(d)];
+  Sums total{0, 0};
+  for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    hn::Store(access.load(d, x, i), d, buffer);
+    const int64_t count = std::min<int64_t>(n - i, static_cast<int64_t>(hn::Lanes(d)));
+    for (int64_t k = 0; k < count; ++k) {
+      const double v = static_cast<double>(buffer[k]) - shift;
+      total.sum += v;
+      total.squares += v * v;
+    }
+  });
+  return total;
+}
+
+// Mean and sum of squared deviations of one slice: one pass of shifted sums, and a second one, shifted by the mean
+// just found, where the first shift was too far off for the difference of the sums to be trusted.
+template <bool kCenter, class In>
+Moments slice_moments(In x, int64_t n, double eps) {
+  using Compute = typename In::Compute;
+  const double floor = eps * static_cast<double>(n);
+  if constexpr (!kCenter) {
+    Sums found = sums(x, n, 0);
+    if (!in_safe_range<Compute>(found.squares, floor)) found = wide_sums(x, n, 0);
+    return {static_cast<double>(n), 0, found.squares};
+  } else {
+    auto shift = static_cast<Compute>(guess_mean(x, n));
+    Sums found = sums(x, n, shift);
+    Moments moments = from_sums(found, n, shift);
+    if (!shift_was_good(found, n)) {
+      shift = static_cast<Compute>(moments.mean);
+      found = sums(x, n, shift);
+      moments = from_sums(found, n, shift);
+    }
+    if (in_safe_range<Compute>(found.squares, floor)) return moments;
+    const double mean = wide_sums(x, n, 0).sum / static_cast<double>(n);
+    return from_sums(wide_sums(x, n, mean), n, mean);
+  }
+}
+
+template <bool kCenter, class In>
+Moments moments(In x, int64_t n, double eps) {
+  Moments total = slice_moments<kCenter>(x, std::min(n, kSlice), eps);
+  for (int64_t i = kSlice; i < n; i += kSlice) {
+    total = merge(total, slice_moments<kCenter>(x + i, std::min(n - i, kSlice), eps));
+  }
+  return total;
+}
+
+// y = act(cast((x - shift) * scale + offset) * weight + bias)
+template <bool kSilu, class Access, class In, class Stat, class Weight, class Cast>
+void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight, Weight bias, Cast cast) {
+  const hn::ScalableTag<typename In::Compute> d;
+  for_each_vector<Access>(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
+    const auto normalized = cast(d, hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i)));
+    const auto z = hn::MulAdd(normalized, access.load(d, weight, i), access.load(d, bias, i));
+    access.store(d, activate<kSilu>(d, z), y, i);
+  });
+}
+
+// The same where weight and bias are already part of scale and offset.
+template <bool kSilu, class Access, class In, class Stat>
+void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset) {
+  const hn::ScalableTag<typename In::Compute> d;
+  for_each_vector<Access>(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
+    const auto z = hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i));
+    access.store(d, activate<kSilu>(d, z), y, i);
+  });
+}
+
+// Sums of (x - shift) and (x - shift)^2 for each position, over `count` spans that lie `stride` apart.
+template <class In>
+void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename In::Compute> shift,
+                 Typed<typename In::Compute> sum, Typed<typename In::Compute> squares) {
+  const hn::ScalableTag<typename In::Compute> d;
+  int64_t row = 0;
+  for (; row + 4 <= count; row += 4) {
+    const In x0 = x + row * stride, x1 = x0 + stride, x2 = x1 + stride, x3 = x2 + stride;
+    for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+      const auto at = access.load(d, shift, i);
+      const auto v0 = hn::Sub(access.load(d, x0, i), at), v1 = hn::Sub(access.load(d, x1, i), at);
+      const auto v2 = hn::Sub(access.load(d, x2, i), at), v3 = hn::Sub(access.load(d, x3, i), at);
+      const auto s = hn::Add(hn::Add(v0, v1), hn::Add(v2, v3));
+      const auto q = hn::Add(hn::MulAdd(v0, v0, hn::Mul(v1, v1)), hn::MulAdd(v2, v2, hn::Mul(v3, v3)));
+      access.store(d, hn::Add(access.load(d, sum, i), s), sum, i);
+      access.store(d, hn::Add(access.load(d, squares, i), q), squares, i);
+    });
+  }
+  for (; row < count; ++row) {
+    const In x0 = x + row * stride;
+    for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+      const auto v = hn::Sub(access.load(d, x0, i), access.load(d, shift, i));
+      access.store(d, hn::Add(access.load(d, sum, i), v), sum, i);
+      access.store(d, hn::MulAdd(v, v, access.load(d, squares, i)), squares, i);
+    });
+  }
+}
+
+// ---- backward ----
+
+// dz, the gradient before the activation.
+template <bool kSilu, class D, class Cast>
+HWY_INLINE Vec<D> activation_gradient(D d, Vec<D> dy, Vec<D> normalized, Vec<D> weight, Vec<D> bias, Cast cast) {
+  if constexpr (kSilu) return silu_gradient(d, hn::MulAdd(cast(d, normalized), weight, bias), dy);
+  return dy;
+}
+
+// One row of x and dy with its statistics.
+template <class In, class Stat>
+struct GradientRow {
+  In x;
+  In dy;
+  Stat mean;
+  Stat rstd;
+};
+
+// Two rows at once, which halves the traffic of the parameter sums:
+//   dweight += dz * normalized, dbias += dz for each position; returns sum(dz * weight) and sum(dz * weight * normalized)
+// for each row.
+template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, class In, class Stat, class Weight, class Cast>
+void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight, Weight bias,
+                 Typed<typename In::Compute> dweight, Typed<typename In::Compute> dbias, Cast cast,
+                 GradientSums (&result)[2]) {
+  const hn::ScalableTag<typename In::Compute> d;
+  auto sum0 = hn::Zero(d), sum1 = sum0, product0 = sum0, product1 = sum0;
+  for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    const auto w = access.load(d, weight, i);
+    const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
+    const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product, auto& dz) HWY_ATTR {
+      const auto normalized =
+          hn::Mul(hn::Sub(access.load(d, r.x, i), access.load(d, r.mean, i)), access.load(d, r.rstd, i));
+      dz = access.zero_outside(d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
+      if constexpr (kRowSums) {
+        const auto g = hn::Mul(dz, w);
+        sum = hn::Add(sum, g);
+        product = hn::Add(product, access.zero_outside(d, hn::Mul(g, normalized)));
+      }
+      return cast(d, normalized);
+    };
+    auto dz0 = hn::Zero(d), dz1 = dz0;
+    const auto normalized0 = row(rows[0], sum0, product0, dz0);
+    const auto normalized1 = row(rows[1], sum1, product1, dz1);
+    if constexpr (kDweight) {
+      const auto both = hn::MulAdd(dz0, normalized0, hn::Mul(dz1, normalized1));
+      access.store(d, hn::Add(access.load(d, dweight, i), both), dweight, i);
+    }
+    if constexpr (kDbias) {
+      access.store(d, hn::Add(access.load(d, dbias, i), hn::Add(dz0, dz1)), dbias, i);
+    }
+  });
+  if constexpr (kRowSums) {
+    result[0] = {sum_of_lanes(d, sum0), sum_of_lanes(d, product0)};
+    result[1] = {sum_of_lanes(d, sum1), sum_of_lanes(d, product1)};
+  }
+}
+
+// Returns sum(dz) and sum(dz * normalized) over a slice with one weight.
+template <bool kSilu, class In>
+GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd_value, double weight_value,
+                          double bias_value) {
+  const hn::ScalableTag<typename In::Compute> d;
+  using Scalar = Splat<decltype(d)>;
+  const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value), bias(d, bias_value);
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, p0 = s0, p1 = s0, p2 = s0, p3 = s0;
+  const auto add = [&](int64_t i, auto access, auto& s, auto& p) HWY_ATTR {
+    const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value);
+    const auto dz =
+        activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, weight.value, bias.value, NoCast());
+    s = hn::Add(s, access.zero_outside(d, dz));
+    p = hn::Add(p, access.zero_outside(d, hn::Mul(dz, normalized)));
+  };
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    add(i, Full(), s0, p0);
+    add(i + lanes, Full(), s1, p1);
+    add(i + 2 * lanes, Full(), s2, p2);
+    add(i + 3 * lanes, Full(), s3, p3);
+  }
+  for_each_vector(d, n - i, [&](int64_t j, auto access) HWY_ATTR { add(i + j, access, s0, p0); });
+  return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
+          sum_of_lanes(d, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)))};
+}
+
+// dx = rstd * (dz * weight - mean_gradient - normalized * mean_product)
+template <bool kSilu, class Access, class In, class Stat, class Weight, class Cast>
+void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd, Stat mean_gradient, Stat mean_product,
+                    Weight weight, Weight bias, Cast cast) {
+  const hn::ScalableTag<typename In::Compute> d;
+  for_each_vector<Access>(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    const auto r = access.load(d, rstd, i);
+    const auto w = access.load(d, weight, i);
+    const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
+    const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), access.load(d, mean, i)), r);
+    const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, w, b, cast);
+    const auto g = hn::Sub(hn::Mul(dz, w), access.load(d, mean_gradient, i));
+    access.store(d, hn::Mul(r, hn::NegMulAdd(normalized, access.load(d, mean_product, i), g)), dx, i);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace evenkeel
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,148 @@
+// The reference backend: plain float64 loops, one thread, no tricks. Everything else is measured against it.
+//
+// A unit is what shares one mean and rstd: a row, or a (sample, group) pair. Where its k-th element lies, and which
+// weight belongs to it, is all that tells the three operations and two layouts apart.
+#include <cmath>
+
+#include "reference/backend.h"
+
+namespace evenkeel {
+namespace {
+
+struct Element {
+  int64_t outer, inner, position;  // in the tensor
+  int64_t parameter;               // in weight and bias
+
+  double of(const Tensor& tensor) const {
+    return load_scalar(tensor.data, tensor.dtype, tensor.offset(outer, inner) + position);
+  }
+  void set(const Tensor& tensor, double value) const {
+    store_scalar(tensor.data, tensor.dtype, tensor.offset(outer, inner) + position, value);
+  }
+};
+
+int64_t unit_length(const Call& call) {
+  return call.is_group_norm() ? call.inner * call.width / call.groups : call.width;
+}
+
+Element element(const Call& call, int64_t unit, int64_t k) {
+  if (!call.is_group_norm()) return {unit / call.inner, unit % call.inner, k, k};
+  const int64_t sample = unit / call.groups, group = unit % call.groups;
+  const int64_t channels_per_group = call.channels / call.groups;
+  if (call.layout == EK_NCHW) {
+    const int64_t channel = group * channels_per_group + k / call.width;
+    return {sample, channel, k % call.width, channel};
+  }
+  const int64_t channel = group * channels_per_group + k % channels_per_group;
+  return {sample, k / channels_per_group, channel, channel};
+}
+
+double weight_of(const Call& call, const Element& e) {
+  return call.weight ? call.weight_offset + load_scalar(call.weight.data, call.weight.dtype, e.parameter) : 1.0;
+}
+
+double bias_of(const Call& call, const Element& e) {
+  return call.bias ? load_scalar(call.bias.data, call.bias.dtype, e.parameter) : 0.0;
+}
+
+double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+
+// The normalized value that the weight is applied to.
+double cast(const Call& call, double normalized) {
+  return call.casting == EK_CASTING_LLAMA ? round_to(call.x.dtype, normalized) : normalized;
+}
+
+ek_status forward(const Call& call) {
+  const int64_t length = unit_length(call);
+  for (int64_t unit = 0; unit < call.statistics(); ++unit) {
+    double mean = 0;
+    if (call.centers()) {
+      for (int64_t k = 0; k < length; ++k) mean += element(call, unit, k).of(call.x);
+      mean /= static_cast<double>(length);
+    }
+    double variance = 0;
+    for (int64_t k = 0; k < length; ++k) {
+      const double centered = element(call, unit, k).of(call.x) - mean;
+      variance += centered * centered;
+    }
+    variance /= static_cast<double>(length);
+    const double rstd = 1 / std::sqrt(variance + call.eps);
+    for (int64_t k = 0; k < length; ++k) {
+      const Element e = element(call, unit, k);
+      const double normalized = cast(call, (e.of(call.x) - mean) * rstd);
+      const double z = normalized * weight_of(call, e) + bias_of(call, e);
+      e.set(call.y, call.activation == EK_ACTIVATION_SILU ? z * sigmoid(z) : z);
+    }
+    if (call.mean != nullptr) store_scalar(call.mean, call.stats, unit, mean);
+    if (call.rstd != nullptr) store_scalar(call.rstd, call.stats, unit, rstd);
+  }
+  return EK_OK;
+}
+
+ek_status backward(const Call& call) {
+  const int64_t length = unit_length(call);
+  const auto sums = [&call](int64_t which) { return call.workspace + which * call.channels * 8; };
+  const auto accumulate = [&](int64_t which, int64_t parameter, double value) {
+    const double sum = load_scalar(sums(which), Dtype::kF64, parameter);
+    store_scalar(sums(which), Dtype::kF64, parameter, sum + value);
+  };
+  for (int64_t p = 0; p < 2 * call.channels; ++p) store_scalar(call.workspace, Dtype::kF64, p, 0);
+
+  for (int64_t unit = 0; unit < call.statistics(); ++unit) {
+    const double mean = call.centers() ? load_scalar(call.mean, call.stats, unit) : 0;
+    const double rstd = load_scalar(call.rstd, call.stats, unit);
+    // The gradient with respect to z = normalized * weight + bias, the value before the activation.
+    const auto gradient = [&](const Element& e, double normalized) {
+      const double dy = e.of(call.dy);
+      if (call.activation == EK_ACTIVATION_NONE) return dy;
+      const double z = cast(call, normalized) * weight_of(call, e) + bias_of(call, e);
+      return dy * sigmoid(z) * (1 + z * (1 - sigmoid(z)));
+    };
+    double sum = 0, sum_normalized = 0;
+    for (int64_t k = 0; k < length; ++k) {
+      const Element e = element(call, unit, k);
+      const double normalized = (e.of(call.x) - mean) * rstd;
+      const double dz = gradient(e, normalized);
+      sum += dz * weight_of(call, e);
+      sum_normalized += dz * weight_of(call, e) * normalized;
+      accumulate(0, e.parameter, dz * cast(call, normalized));
+      accumulate(1, e.parameter, dz);
+    }
+    if (!call.dx) continue;
+    const double mean_gradient = call.centers() ? sum / static_cast<double>(length) : 0;
+    const double mean_product = sum_normalized / static_cast<double>(length);
+    for (int64_t k = 0; k < length; ++k) {
+      const Element e = element(call, unit, k);
+      const double normalized = (e.of(call.x) - mean) * rstd;
+      const double dz = gradient(e, normalized);
+      e.set(call.dx, rstd * (dz * weight_of(call, e) - mean_gradient - normalized * mean_product));
+    }
+  }
+  for (int64_t p = 0; p < call.channels; ++p) {
+    if (call.dweight) store_scalar(call.dweight.data, call.dweight.dtype, p, load_scalar(sums(0), Dtype::kF64, p));
+    if (call.dbias) store_scalar(call.dbias.data, call.dbias.dtype, p, load_scalar(sums(1), Dtype::kF64, p));
+  }
+  return EK_OK;
+}
+
+bool accepts(const Call& call, Note& note) {
+  if (call.device != EK_CPU) {
+    note.set("tensors are on a device, and this backend reads host memory");
+    return false;
+  }
+  return true;
+}
+
+void describe(const Call&, Note& note) { note.set("plain float64 loops, one thread"); }
+
+size_t workspace(const Call& call) {
+  return call.pass == Pass::kForward ? 0 : static_cast<size_t>(2 * call.channels * 8);
+}
+
+ek_status run(const Call& call) { return call.pass == Pass::kForward ? forward(call) : backward(call); }
+
+}  // namespace
+
+const Backend kReferenceBackend = {"reference", accepts, describe, workspace, run};
+
+}  // namespace evenkeel
