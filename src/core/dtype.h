@@ -4,6 +4,8 @@
 // the definition that SIMD code is tested against. Addresses need no alignment.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -34,20 +36,17 @@ struct HalfFormat {
   static constexpr uint16_t kInfinity = ((1 << kExponentBits) - 1) << kMantissa;
 
   static uint16_t encode(double value) {
-    uint64_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
+    const auto bits = std::bit_cast<uint64_t>(value);
     const auto sign = static_cast<uint16_t>((bits >> 48) & 0x8000);
     const double magnitude = std::fabs(value);
     if (std::isnan(value)) return sign | kInfinity | (1 << (kMantissa - 1));
-    if (magnitude >= std::ldexp(1.0, 2 - kMinExponent)) return sign | kInfinity;
-    int exponent = static_cast<int>((bits >> 52) & 0x7ff) - 1023;
-    if (exponent < kMinExponent) exponent = kMinExponent;
+    if (magnitude >= power_of_two(2 - kMinExponent)) return sign | kInfinity;
+    const int exponent = std::max(static_cast<int>((bits >> 52) & 0x7ff) - 1023, kMinExponent);
     // In units of the last place the value is below 2^(kMantissa + 1); adding and taking away 2^52 rounds it to even.
-    const double units = magnitude * std::ldexp(1.0, kMantissa - exponent);
-    const double rounded = (units + 0x1p52) - 0x1p52;
+    const double rounded = (magnitude * power_of_two(kMantissa - exponent) + 0x1p52) - 0x1p52;
     // A carry out of the mantissa runs into the exponent, and out of the largest exponent into infinity.
-    return sign | static_cast<uint16_t>(((exponent - kMinExponent) << kMantissa) +
-                                        static_cast<int>(rounded));
+    return sign |
+           static_cast<uint16_t>(((exponent - kMinExponent) << kMantissa) + static_cast<int>(rounded));
   }
 
   static double decode(uint16_t code) {
@@ -55,16 +54,20 @@ struct HalfFormat {
     const int mantissa = magnitude & ((1 << kMantissa) - 1);
     const int exponent = magnitude >> kMantissa;
     double value;
-    if (magnitude > kInfinity) {
-      value = std::numeric_limits<double>::quiet_NaN();
-    } else if (magnitude == kInfinity) {
-      value = std::numeric_limits<double>::infinity();
+    if (magnitude >= kInfinity) {
+      value = magnitude == kInfinity ? std::numeric_limits<double>::infinity()
+                                     : std::numeric_limits<double>::quiet_NaN();
     } else if (exponent == 0) {
-      value = std::ldexp(mantissa, kMinExponent - kMantissa);
+      value = mantissa * power_of_two(kMinExponent - kMantissa);
     } else {
-      value = std::ldexp(mantissa + (1 << kMantissa), exponent - 1 + kMinExponent - kMantissa);
+      value = (mantissa + (1 << kMantissa)) * power_of_two(exponent - 1 + kMinExponent - kMantissa);
     }
     return code & 0x8000 ? -value : value;
+  }
+
+ private:
+  static double power_of_two(int exponent) {
+    return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   }
 };
 

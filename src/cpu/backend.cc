@@ -57,15 +57,16 @@ const Choice& chosen() {
   return choice;
 }
 
-const KernelTable& kernels_for(const Call& call) {
-  const auto all = [&call](Dtype dtype) {
-    const auto matches = [dtype](const Tensor& tensor) { return !tensor || tensor.dtype == dtype; };
-    return matches(call.x) && matches(call.y) && matches(call.dy) && matches(call.dx);
-  };
-  if (call.compute == Dtype::kF64) return all(Dtype::kF64) ? kF64Kernels : kMixedF64Kernels;
-  if (all(Dtype::kF32)) return kF32Kernels;
-  if (all(Dtype::kF16)) return kF16Kernels;
-  return all(Dtype::kBF16) ? kBF16Kernels : kMixedF32Kernels;
+const KernelTable& kernels_for(Storage storage) {
+  switch (storage) {
+    case Storage::kF32: return kF32Kernels;
+    case Storage::kF64: return kF64Kernels;
+    case Storage::kF16: return kF16Kernels;
+    case Storage::kBF16: return kBF16Kernels;
+    case Storage::kMixedF32: return kMixedF32Kernels;
+    case Storage::kMixedF64: break;
+  }
+  return kMixedF64Kernels;
 }
 
 const char* name_of(Plan::Kind kind) {
@@ -101,7 +102,8 @@ void describe(const Call& call, Note& note) {
 size_t workspace(const Call& call) { return make_plan(call).total; }
 
 ek_status run(const Call& call) {
-  kernels_for(call)[chosen().target](call, make_plan(call));
+  const Plan plan = make_plan(call);
+  kernels_for(plan.storage)[chosen().target](call, plan);
   return EK_OK;
 }
 

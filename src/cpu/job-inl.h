@@ -34,6 +34,7 @@ struct Job {
 
   Job(const Call& c, const Plan& p)
       : call(c), plan(p), base_(c.workspace + (-reinterpret_cast<uintptr_t>(c.workspace) & 63)) {
+    if (plan.kind == Plan::Kind::kPlanes) return;
     weight_ = prepare(call.weight, call.weight_offset, 1, plan.weight);
     bias_ = prepare(call.bias, 0, 0, plan.bias);
   }
@@ -45,11 +46,15 @@ struct Job {
   double mean(int64_t unit) const { return call.centers() ? load_scalar(call.mean, call.stats, unit) : 0; }
   double rstd(int64_t unit) const { return load_scalar(call.rstd, call.stats, unit); }
 
-  // Weight and bias in the compute type, with ones and zeros where there are none.
+  // Weight and bias in the compute type, with ones and zeros where there are none: all (not for planes), or a channel's.
   Array weight() const { return Array(weight_, Dtype::kF32); }
   Array bias() const { return Array(bias_, Dtype::kF32); }
-  double weight(int64_t parameter) const { return scalar(weight_, parameter); }
-  double bias(int64_t parameter) const { return scalar(bias_, parameter); }
+  double weight(int64_t channel) const {
+    return call.weight ? load_scalar(call.weight.data, call.weight.dtype, channel) + call.weight_offset : 1;
+  }
+  double bias(int64_t channel) const {
+    return call.bias ? load_scalar(call.bias.data, call.bias.dtype, channel) : 0;
+  }
 
   template <class T>
   T* pieces() const {
@@ -79,11 +84,11 @@ struct Job {
     return call.activation == EK_ACTIVATION_SILU ? run.template operator()<true>() : run.template operator()<false>();
   }
 
-  // run.operator()<kSilu, Access>()
+  // run.operator()<kSilu, kStream>()
   template <class Run>
-  void with_silu_and_access(const Run& run) const {
-    with_silu([&]<bool kSilu>() HWY_ATTR {
-      plan.stream ? run.template operator()<kSilu, Streamed>() : run.template operator()<kSilu, Full>();
+  void with_silu_and_stream(const Run& run) const {
+    with_silu([&]<bool kSilu>() EK_LAMBDA {
+      plan.stream ? run.template operator()<kSilu, true>() : run.template operator()<kSilu, false>();
     });
   }
 
@@ -113,75 +118,77 @@ struct Job {
     for (int64_t which = 0; which < 2; ++which) {
       const Vector& target = which == 0 ? call.dweight : call.dbias;
       if (!target) continue;
+      if (plan.chunks == 0) {
+        for (int64_t c = 0; c < call.channels; ++c) store_scalar(target.data, target.dtype, c, 0);
+        continue;
+      }
       for_each_range(call.parallel, plan.shards, plan.partial_width, kFoldGrain,
                      [&](int64_t, int64_t first, int64_t last) { fold_range(which, target, first, last); });
-      if (repeated_partials()) fold_repetitions(which, target);
+      if (!plan.plain_order()) fold_repetitions(which, target);
     }
   }
 
  private:
   static constexpr int64_t kFoldGrain = 4096;
 
-  static double scalar(const char* array, int64_t index) {
-    return load_scalar(array, sizeof(Compute) == 8 ? Dtype::kF64 : Dtype::kF32, index);
-  }
-
   // The parameter as the kernels want it: the caller's own array where that will do, a converted copy otherwise.
   char* prepare(const Vector& given, double offset, double absent, size_t where) const {
-    if (given && given.dtype == call.compute && offset == 0 && plan.repeat == 1) return given.data;
-    const Array array(base_ + where, Dtype::kF32);
+    if (given && given.dtype == call.compute && offset == 0 && plan.plain_parameters()) return given.data;
+    auto* array = reinterpret_cast<Compute*>(base_ + where);
+    const int64_t padded = plan.parameter_groups * plan.parameter_stride;
     if (!given) {
-      for_each_vector(d, plan.parameters,
-                      [&](int64_t i, auto access) HWY_ATTR { access.store(d, hn::Set(d, static_cast<Compute>(absent)), array, i); });
-      return reinterpret_cast<char*>(array.data);
+      std::fill_n(array, padded, static_cast<Compute>(absent));
+      return base_ + where;
     }
     const Any<Compute> from(given.data, given.dtype);
     const auto plus = hn::Set(d, static_cast<Compute>(offset));
-    for_each_vector(d, call.channels, [&](int64_t i, auto access) HWY_ATTR {
-      access.store(d, hn::Add(access.load(d, from, i), plus), array, i);
+    for_each_vector<Array>(d, call.channels, [&](int64_t i, auto access) EK_LAMBDA {
+      access.store(d, hn::Add(access.load(d, from, i), plus), Array(array, Dtype::kF32), i);
     });
-    repeat(array.data);
-    return reinterpret_cast<char*>(array.data);
+    spread(array);
+    to_lane_order<In>(array, padded);
+    return base_ + where;
   }
 
-  void repeat(Compute* array) const {
-    if (plan.kind == Plan::Kind::kRows) {
-      for (int64_t i = plan.parameters - 1; i >= 0; --i) array[i] = array[i / plan.repeat];
-    } else {
+  // From one entry for each channel to the repeated and padded array.
+  void spread(Compute* array) const {
+    if (plan.kind == Plan::Kind::kPixels) {
       for (int64_t i = call.channels; i < plan.parameters; ++i) array[i] = array[i - call.channels];
+    } else if (!plan.plain_order()) {
+      for (int64_t i = plan.parameters - 1; i >= 0; --i) array[plan.slot(i)] = array[i / plan.repeat];
     }
   }
 
   void fold_range(int64_t which, const Vector& target, int64_t first, int64_t last) const {
-    const Any<Compute> result(target.data, target.dtype);
-    for_each_vector(d, last - first, [&](int64_t j, auto access) HWY_ATTR {
-      const int64_t i = first + j;
+    Compute* sums = partial(0, which).data;
+    for_each_vector<Array>(d, last - first, [&](int64_t j, auto access) EK_LAMBDA {
       auto sum = hn::Zero(d);
       for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-        sum = hn::Add(sum, access.load(d, partial(chunk, which), i));
+        sum = hn::Add(sum, access.load(d, partial(chunk, which), first + j));
       }
-      if (repeated_partials()) {
-        access.store(d, sum, partial(0, which), i);
-      } else {
-        access.store(d, sum, result, i);
-      }
+      access.store(d, sum, Array(sums, Dtype::kF32), first + j);
+    });
+    if (plan.kind == Plan::Kind::kRows) to_memory_order<In>(sums + first, last - first);
+    if (!plan.plain_order()) return;
+    const Any<Compute> result(target.data, target.dtype);
+    for_each_vector<Array>(d, std::min(last, call.channels) - first, [&](int64_t j, auto access) EK_LAMBDA {
+      access.store(d, access.load(d, Array(sums, Dtype::kF32), first + j), result, first + j);
     });
   }
 
-  bool repeated_partials() const { return plan.partial_width != call.channels; }
-
+  // Adds up the repetitions of each parameter.
   void fold_repetitions(int64_t which, const Vector& target) const {
     const Compute* sums = partial(0, which).data;
     for (int64_t c = 0; c < call.channels; ++c) {
       double total = 0;
-      for (int64_t r = 0; r < plan.repeat; ++r) total += static_cast<double>(sums[c * plan.repeat + r]);
+      for (int64_t r = 0; r < plan.repeat; ++r) total += static_cast<double>(sums[plan.slot(c * plan.repeat + r)]);
       store_scalar(target.data, target.dtype, c, total);
     }
   }
 
   char* base_;
-  char* weight_;
-  char* bias_;
+  char* weight_ = nullptr;
+  char* bias_ = nullptr;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -46,18 +46,19 @@ struct Pixels : Job<In> {
 
   // The index-th array with an entry for each column, and what lies behind the arrays, in the shard's scratch.
   Array array(int64_t shard, int64_t index) const {
-    return Array(this->scratch(shard), Dtype::kF32) + index * plan.parameters;
+    return Array(this->scratch(shard), Dtype::kF32) + index * plan.parameter_stride;
   }
   template <class T>
   T* behind_arrays(int64_t shard) const {
     return reinterpret_cast<T*>(this->scratch(shard) + plan.arrays);
   }
 
-  // Repeats the first `channels` entries of the arrays over the whole row.
+  // Repeats the first `channels` entries of the arrays over the whole row, and brings them into lane order.
   template <size_t kArrays>
   void repeat(const Array (&arrays)[kArrays]) const {
     for (const Array& array : arrays) {
       for (int64_t i = call.channels; i < plan.parameters; ++i) array.data[i] = array.data[i - call.channels];
+      to_lane_order<In>(array.data, plan.parameter_stride);
     }
   }
 
@@ -71,13 +72,14 @@ struct Pixels : Job<In> {
   }
 
   void clear(const Array (&arrays)[2]) const {
-    for (const Array& array : arrays) std::fill_n(array.data, plan.parameters, Compute{0});
+    for (const Array& array : arrays) std::fill_n(array.data, plan.parameter_stride, Compute{0});
   }
 
   // ---- forward ----
 
-  // Adds up the columns of each group.
+  // Adds up the columns of each group. Leaves them in memory order.
   void fold_groups(const Array (&columns)[2], Sums* groups) const {
+    for (const Array& column : columns) to_memory_order<In>(column.data, plan.parameter_stride);
     for (int64_t g = 0; g < plan.groups; ++g) {
       groups[g] = {};
       for (int64_t r = 0; r < plan.repeat; ++r) {
@@ -172,9 +174,9 @@ struct Pixels : Job<In> {
   }
 
   void normalize_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
-    this->with_silu_and_access([&]<bool kSilu, class Access>() HWY_ATTR {
+    this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
       for (int64_t index = first; index < last; ++index) {
-        scale_and_shift<kSilu, Access>(row(call.x, sample, index), row(call.y, sample, index), row_width(index),
+        scale_and_shift<kSilu, kStream>(row(call.x, sample, index), row(call.y, sample, index), row_width(index),
                                        array(arrays_of, 0), array(arrays_of, 1), array(arrays_of, 2));
       }
     });
@@ -225,7 +227,7 @@ struct Pixels : Job<In> {
     const Array columns[2] = {array(shard, 2), array(shard, 3)};
     clear(columns);
     const int64_t last = strip_end(strip);
-    this->with_silu([&]<bool kSilu>() HWY_ATTR {
+    this->with_silu([&]<bool kSilu>() EK_LAMBDA {
       for (int64_t index = strip * plan.strip; index < last; index += 2) {
         // A short last row goes without a partner.
         const bool pair = index + 1 < std::min(last, full_rows());
@@ -233,6 +235,7 @@ struct Pixels : Job<In> {
         if (!pair && index + 1 < last) reduce_pair<kSilu>(sample, index + 1, false, mean, rstd, columns);
       }
     });
+    for (const Array& column : columns) to_memory_order<In>(column.data, plan.parameter_stride);
     std::fill_n(channels, call.channels, GradientSums{});
     for (int64_t start = 0; start < plan.parameters; start += call.channels) {
       for (int64_t c = 0; c < call.channels; ++c) {
@@ -281,9 +284,9 @@ struct Pixels : Job<In> {
   }
 
   void input_gradient_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
-    this->with_silu_and_access([&]<bool kSilu, class Access>() HWY_ATTR {
+    this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
       for (int64_t index = first; index < last; ++index) {
-        input_gradient<kSilu, Access>(row(call.x, sample, index), row(call.dy, sample, index),
+        input_gradient<kSilu, kStream>(row(call.x, sample, index), row(call.dy, sample, index),
                                       row(call.dx, sample, index), row_width(index), array(arrays_of, 0),
                                       array(arrays_of, 1), array(arrays_of, 2), array(arrays_of, 3), this->weight(),
                                       this->bias(), NoCast());

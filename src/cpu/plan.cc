@@ -23,6 +23,9 @@ constexpr int64_t kStreamBytes = int64_t{8} << 20;
 constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
 
+// Arrays that go with a row are padded to this many elements: twice the longest vector.
+constexpr int64_t kPadding = 64;
+
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool dense_rows(const Call& call) {
@@ -65,7 +68,21 @@ void set_shape(const Call& call, Plan& plan) {
     }
   }
   plan.parameters = call.channels * plan.repeat;
-  plan.partial_width = plan.kind == Plan::Kind::kRows ? plan.parameters : call.channels;
+  plan.parameter_groups = plan.kind == Plan::Kind::kRows ? plan.groups : 1;
+  plan.parameter_stride = divide_up(plan.parameters / plan.parameter_groups, kPadding) * kPadding;
+  plan.partial_width =
+      plan.kind == Plan::Kind::kRows ? plan.parameter_groups * plan.parameter_stride : call.channels;
+}
+
+Storage storage_of(const Call& call) {
+  const auto all = [&call](Dtype dtype) {
+    const auto matches = [dtype](const Tensor& tensor) { return !tensor || tensor.dtype == dtype; };
+    return matches(call.x) && matches(call.y) && matches(call.dy) && matches(call.dx);
+  };
+  if (call.compute == Dtype::kF64) return all(Dtype::kF64) ? Storage::kF64 : Storage::kMixedF64;
+  if (all(Dtype::kF32)) return Storage::kF32;
+  if (all(Dtype::kF16)) return Storage::kF16;
+  return all(Dtype::kBF16) ? Storage::kBF16 : Storage::kMixedF32;
 }
 
 // A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything.
@@ -125,8 +142,10 @@ void set_workspace(const Call& call, Plan& plan) {
     return start;
   };
   const auto parameter = [&](const Vector& given, double offset) {
-    const bool as_it_is = given && given.dtype == call.compute && offset == 0 && plan.repeat == 1;
-    return reserve(as_it_is ? 0 : static_cast<size_t>(plan.parameters * element));
+    const bool as_it_is = given && given.dtype == call.compute && offset == 0 && plan.plain_parameters();
+    return reserve(as_it_is || plan.kind == Plan::Kind::kPlanes
+                       ? 0
+                       : static_cast<size_t>(plan.parameter_groups * plan.parameter_stride * element));
   };
   plan.weight = parameter(call.weight, call.weight_offset);
   plan.bias = parameter(call.bias, 0);
@@ -136,7 +155,7 @@ void set_workspace(const Call& call, Plan& plan) {
   plan.scratch = at;
   if (plan.kind == Plan::Kind::kPixels) {
     const bool forward = call.pass == Pass::kForward;
-    plan.arrays = static_cast<size_t>(divide_up((forward ? 3 : 4) * plan.parameters * element, 64) * 64);
+    plan.arrays = static_cast<size_t>((forward ? 3 : 4) * plan.parameter_stride * element);
     const size_t behind = forward ? static_cast<size_t>(3 * plan.groups) * sizeof(Moments)
                                   : static_cast<size_t>(2 * call.channels) * sizeof(GradientSums);
     plan.scratch_stride = plan.arrays + (behind + 63) / 64 * 64;
@@ -149,6 +168,7 @@ void set_workspace(const Call& call, Plan& plan) {
 
 Plan make_plan(const Call& call) {
   Plan plan{};
+  plan.storage = storage_of(call);
   set_shape(call, plan);
   set_chunks(plan);
   set_threads(call, plan);

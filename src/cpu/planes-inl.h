@@ -49,11 +49,11 @@ struct Planes : Job<In> {
     const int64_t sample = unit / plan.groups;
     const double scale = by.scale * this->weight(channel);
     const double offset = by.offset * this->weight(channel) + this->bias(channel);
-    const auto run = [&]<bool kSilu, class Access>() HWY_ATTR {
-      scale_and_shift<kSilu, Access>(plane(call.x, sample, channel), plane(call.y, sample, channel), plan.length,
+    const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
+      scale_and_shift<kSilu, kStream>(plane(call.x, sample, channel), plane(call.y, sample, channel), plan.length,
                                      Scalar(d, by.shift), Scalar(d, scale), Scalar(d, offset));
     };
-    this->with_silu_and_access(run);
+    this->with_silu_and_stream(run);
   }
 
   void forward() const {
@@ -99,7 +99,7 @@ struct Planes : Job<In> {
   // sum(dz), sum(dz * normalized) of a plane.
   GradientSums plane_sums(int64_t sample, int64_t channel) const {
     const int64_t unit = sample * plan.groups + channel / channels_per_group();
-    return this->with_silu([&]<bool kSilu>() HWY_ATTR {
+    return this->with_silu([&]<bool kSilu>() EK_LAMBDA {
       GradientSums total{};
       for (int64_t start = 0; start < plan.length; start += kSlice) {
         total = total + reduce_plane<kSilu>(plane(call.x, sample, channel) + start,
@@ -124,14 +124,14 @@ struct Planes : Job<In> {
   void input_gradient_plane(int64_t sample, int64_t channel, const GradientSums& group) const {
     const int64_t unit = sample * plan.groups + channel / channels_per_group();
     const auto count = static_cast<double>(plan.length * channels_per_group());
-    const auto run = [&]<bool kSilu, class Access>() HWY_ATTR {
-      input_gradient<kSilu, Access>(plane(call.x, sample, channel), plane(call.dy, sample, channel),
+    const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
+      input_gradient<kSilu, kStream>(plane(call.x, sample, channel), plane(call.dy, sample, channel),
                                     plane(call.dx, sample, channel), plan.length, Scalar(d, this->mean(unit)),
                                     Scalar(d, this->rstd(unit)), Scalar(d, group.sum / count),
                                     Scalar(d, group.product / count), Scalar(d, this->weight(channel)),
                                     Scalar(d, this->bias(channel)), NoCast());
     };
-    this->with_silu_and_access(run);
+    this->with_silu_and_stream(run);
   }
 
   void backward() const {
@@ -162,7 +162,7 @@ struct Planes : Job<In> {
                    [&](int64_t, int64_t first, int64_t last) {
                      for (int64_t i = first; i < last; ++i) planes[i] = plane_sums(i / call.channels, i % call.channels);
                    });
-    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) this->clear_partials(chunk, 0, plan.parameters);
+    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) this->clear_partials(chunk, 0, plan.partial_width);
     for (int64_t i = 0; i < plan.blocks * call.channels; ++i) {
       GradientSums& group = groups[i / channels_per_group()];
       if (i % channels_per_group() == 0) group = {};

@@ -28,10 +28,16 @@ struct Rows : Job<In> {
   using typename Job<In>::Scalar;
   using Array = Typed<Compute>;
 
+  static constexpr int64_t kBatchBytes = 24 << 10;
+
   explicit Rows(const Call& c, const Plan& p) : Job<In>(c, p) {}
 
   int64_t slices() const { return (plan.length + kSlice - 1) / kSlice; }
   int64_t slice_length(int64_t slice) const { return std::min(kSlice, plan.length - slice * kSlice); }
+
+  // Rows in a batch: as many as stay in the first-level cache.
+  static constexpr int64_t kMaxBatch = 16;
+  int64_t batch() const { return std::clamp<int64_t>(kBatchBytes / (plan.length * size_of(call.x.dtype)), 1, kMaxBatch); }
 
   // Statistic `unit` is group unit % groups of block unit / groups.
   In span(const Tensor& tensor, int64_t unit) const {
@@ -40,24 +46,24 @@ struct Rows : Job<In> {
                                                : tensor.offset(block / call.inner, block % call.inner);
     return this->in(tensor) + (start + group * plan.length);
   }
-  int64_t parameter_start(int64_t unit) const { return unit % plan.groups * plan.length; }
+  int64_t parameter_start(int64_t unit) const { return unit % plan.groups * plan.parameter_stride; }
 
   // ---- from run-time flags to template arguments ----
 
-  // run.operator()<kSilu, Access>(cast)
+  // run.operator()<kSilu, kStream>(cast)
   template <class Run>
   void with_map(const Run& run) const {
     if (call.casting == EK_CASTING_LLAMA) {
-      return this->with_silu([&]<bool kSilu>() HWY_ATTR { run.template operator()<kSilu, Full>(CastTo{call.x.dtype}); });
+      return this->with_silu([&]<bool kSilu>() EK_LAMBDA { run.template operator()<kSilu, false>(CastTo{call.x.dtype}); });
     }
-    this->with_silu_and_access(
-        [&]<bool kSilu, class Access>() HWY_ATTR { run.template operator()<kSilu, Access>(NoCast()); });
+    this->with_silu_and_stream(
+        [&]<bool kSilu, bool kStream>() EK_LAMBDA { run.template operator()<kSilu, kStream>(NoCast()); });
   }
 
   // run.operator()<kSilu, kDweight, kDbias>(cast)
   template <class Run>
   void with_reduce(const Run& run) const {
-    this->with_silu([&]<bool kSilu>() HWY_ATTR {
+    this->with_silu([&]<bool kSilu>() EK_LAMBDA {
       if (call.casting == EK_CASTING_LLAMA) {
         const CastTo cast{call.x.dtype};
         return this->wants_parameters() ? run.template operator()<kSilu, true, true>(cast)
@@ -74,12 +80,15 @@ struct Rows : Job<In> {
 
   // ---- forward ----
 
-  void normalize_part(int64_t unit, const Normalizer& by, int64_t start, int64_t n) const {
-    const int64_t at = parameter_start(unit) + start;
-    with_map([&]<bool kSilu, class Access>(auto cast) HWY_ATTR {
-      normalize<kSilu, Access>(span(call.x, unit) + start, span(call.y, unit) + start, n, Scalar(d, by.shift),
-                               Scalar(d, by.scale), Scalar(d, by.offset), this->weight() + at, this->bias() + at,
-                               cast);
+  // Normalizes the same part of `count` neighbouring units.
+  void normalize_parts(int64_t unit, int64_t count, const Normalizer* by, int64_t start, int64_t n) const {
+    with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = parameter_start(unit + i) + start;
+        normalize<kSilu, kStream>(span(call.x, unit + i) + start, span(call.y, unit + i) + start, n,
+                                 Scalar(d, by[i].shift), Scalar(d, by[i].scale), Scalar(d, by[i].offset),
+                                 this->weight() + at, this->bias() + at, cast);
+      }
     });
   }
 
@@ -91,10 +100,17 @@ struct Rows : Job<In> {
     const int64_t units = plan.blocks * plan.groups;
     if (plan.split) return forward_split(units);
     for_each_range(call.parallel, plan.shards, units, this->grain(plan.length), [&](int64_t, int64_t first, int64_t last) {
-      for (int64_t unit = first; unit < last; ++unit) {
-        normalize_part(unit, this->finish(unit, moments_of(span(call.x, unit), plan.length)), 0, plan.length);
-      }
+      for (int64_t unit = first; unit < last; unit += batch()) forward_batch(unit, std::min(batch(), last - unit));
     });
+  }
+
+  // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps between rows.
+  void forward_batch(int64_t unit, int64_t count) const {
+    Moments found[kMaxBatch];
+    Normalizer by[kMaxBatch];
+    for (int64_t i = 0; i < count; ++i) found[i] = moments_of(span(call.x, unit + i), plan.length);
+    for (int64_t i = 0; i < count; ++i) by[i] = this->finish(unit + i, found[i]);
+    normalize_parts(unit, count, by, 0, plan.length);
   }
 
   void forward_split(int64_t units) const {
@@ -109,8 +125,8 @@ struct Rows : Job<In> {
     }
     for_each_range(call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
       const int64_t unit = item / slices(), slice = item % slices();
-      normalize_part(unit, this->finish(unit, pieces[unit * slices()], slice == 0), slice * kSlice,
-                     slice_length(slice));
+      const Normalizer by = this->finish(unit, pieces[unit * slices()], slice == 0);
+      normalize_parts(unit, 1, &by, slice * kSlice, slice_length(slice));
     });
   }
 
@@ -132,7 +148,7 @@ struct Rows : Job<In> {
                                                   : this->no_row(Scalar(d, 0), Scalar(d, 0))};
     const int64_t at = parameter_start(unit) + start;
     const Array dweight = this->partial(chunk, 0) + at, dbias = this->partial(chunk, 1) + at;
-    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) HWY_ATTR {
+    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) EK_LAMBDA {
       reduce_rows<kSilu, kDweight, kDbias, true>(rows, slice_length(slice), this->weight() + at, this->bias() + at,
                                                  dweight, dbias, cast, result);
     });
@@ -141,8 +157,8 @@ struct Rows : Job<In> {
   void input_gradient_part(int64_t unit, const GradientSums& sums, int64_t start, int64_t n) const {
     const int64_t at = parameter_start(unit) + start;
     const auto length = static_cast<double>(plan.length);
-    with_map([&]<bool kSilu, class Access>(auto cast) HWY_ATTR {
-      input_gradient<kSilu, Access>(span(call.x, unit) + start, span(call.dy, unit) + start,
+    with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
+      input_gradient<kSilu, kStream>(span(call.x, unit) + start, span(call.dy, unit) + start,
                                     span(call.dx, unit) + start, n, Scalar(d, this->mean(unit)),
                                     Scalar(d, this->rstd(unit)), Scalar(d, call.centers() ? sums.sum / length : 0),
                                     Scalar(d, sums.product / length), this->weight() + at, this->bias() + at, cast);
@@ -156,22 +172,31 @@ struct Rows : Job<In> {
 
   void backward_chunks() const {
     for_each_range(call.parallel, plan.shards, plan.chunks, 1, [&](int64_t, int64_t chunk, int64_t) {
-      this->clear_partials(chunk, 0, plan.parameters);
-      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-      for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
-        for (int64_t group = 0; group < plan.groups; ++group) {
-          GradientSums total[2] = {};
-          for (int64_t slice = 0; slice < slices(); ++slice) {
-            GradientSums part[2];
-            reduce_slice(chunk, block, end, group, slice, part);
-            for (int i = 0; i < 2; ++i) total[i] = total[i] + part[i];
-          }
-          for (int64_t i = 0; call.dx && i < std::min<int64_t>(2, end - block); ++i) {
-            input_gradient_part((block + i) * plan.groups + group, total[i], 0, plan.length);
-          }
-        }
-      }
+      this->clear_partials(chunk, 0, plan.partial_width);
+      const int64_t first = chunk * plan.chunk_blocks, end = std::min(first + plan.chunk_blocks, plan.blocks);
+      const int64_t pairs = (end - first + 1) / 2 * plan.groups;
+      const int64_t step = std::max<int64_t>(1, batch() / 4);
+      for (int64_t pair = 0; pair < pairs; pair += step) backward_batch(chunk, first, end, pair, std::min(step, pairs - pair));
     });
+  }
+
+  // Pairs of rows of the blocks from first to end, numbered by block, then by group.
+  void backward_batch(int64_t chunk, int64_t first, int64_t end, int64_t pair, int64_t count) const {
+    GradientSums total[kMaxBatch][2] = {};
+    const auto block = [&](int64_t i) { return first + (pair + i) / plan.groups * 2; };
+    const auto group = [&](int64_t i) { return (pair + i) % plan.groups; };
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t slice = 0; slice < slices(); ++slice) {
+        GradientSums part[2];
+        reduce_slice(chunk, block(i), end, group(i), slice, part);
+        for (int k = 0; k < 2; ++k) total[i][k] = total[i][k] + part[k];
+      }
+    }
+    for (int64_t i = 0; call.dx && i < count; ++i) {
+      for (int64_t k = 0; k < std::min<int64_t>(2, end - block(i)); ++k) {
+        input_gradient_part((block(i) + k) * plan.groups + group(i), total[i][k], 0, plan.length);
+      }
+    }
   }
 
   void backward_split() const {
@@ -179,7 +204,8 @@ struct Rows : Job<In> {
     const int64_t per_chunk = plan.groups * slices();
     for_each_range(call.parallel, plan.shards, plan.chunks * per_chunk, 1, [&](int64_t, int64_t item, int64_t) {
       const int64_t chunk = item / per_chunk, group = item % per_chunk / slices(), slice = item % slices();
-      this->clear_partials(chunk, group * plan.length + slice * kSlice, slice_length(slice));
+      this->clear_partials(chunk, group * plan.parameter_stride + slice * kSlice,
+                           std::min(kSlice, plan.parameter_stride - slice * kSlice));
       const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
       for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
         GradientSums part[2];

@@ -70,7 +70,7 @@ struct CastTo {
   HWY_INLINE Vec<D> operator()(D d, Vec<D> value) const {
     HWY_ALIGN double buffer[hn::MaxLanes(d)];
     const Any<hn::TFromD<D>> rounded(buffer, dtype);
-    rounded.store(d, value, 0);
+    rounded.template store<false>(d, value, 0);
     return rounded.load(d, 0);
   }
 };
@@ -81,22 +81,22 @@ struct CastTo {
 template <class In>
 Sums sums(In x, int64_t n, typename In::Compute shift_value) {
   const hn::ScalableTag<typename In::Compute> d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto shift = hn::Set(d, shift_value);
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, q0 = s0, q1 = s0, q2 = s0, q3 = s0;
-  const auto add = [&](int64_t i, auto access, auto& s, auto& q) HWY_ATTR {
+  const auto add = [&](int64_t i, auto access, auto& s, auto& q) EK_LAMBDA {
     const auto v = access.zero_outside(d, hn::Sub(access.load(d, x, i), shift));
     s = hn::Add(s, v);
     q = hn::MulAdd(v, v, q);
   };
-  int64_t i = 0;
-  for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    add(i, Full(), s0, q0);
-    add(i + lanes, Full(), s1, q1);
-    add(i + 2 * lanes, Full(), s2, q2);
-    add(i + 3 * lanes, Full(), s3, q3);
-  }
-  for_each_vector(d, n - i, [&](int64_t j, auto access) HWY_ATTR { add(i + j, access, s0, q0); });
+  for_each_four<In>(
+      d, n,
+      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3) EK_LAMBDA {
+        add(i, a0, s0, q0);
+        add(i1, a1, s1, q1);
+        add(i2, a2, s2, q2);
+        add(i3, a3, s3, q3);
+      },
+      [&](int64_t i, auto access) EK_LAMBDA { add(i, access, s0, q0); });
   return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
           sum_of_lanes(d, hn::Add(hn::Add(q0, q1), hn::Add(q2, q3)))};
 }
@@ -118,7 +118,7 @@ Sums wide_sums(In x, int64_t n, double shift) {
   const hn::ScalableTag<typename In::Compute> d;
   HWY_ALIGN typename In::Compute buffer[hn::MaxLanes(d)];
   Sums total{0, 0};
-  for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+  for_each_vector<Typed<typename In::Compute>>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
     hn::Store(access.load(d, x, i), d, buffer);
     const int64_t count = std::min<int64_t>(n - i, static_cast<int64_t>(hn::Lanes(d)));
     for (int64_t k = 0; k < count; ++k) {
@@ -165,25 +165,25 @@ Moments moments(In x, int64_t n, double eps) {
 }
 
 // y = act(cast((x - shift) * scale + offset) * weight + bias)
-template <bool kSilu, class Access, class In, class Stat, class Weight, class Cast>
+template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
 void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight, Weight bias, Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
-  for_each_vector<Access>(d, n, [&](int64_t i, auto access) HWY_ATTR {
+  for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
     const auto normalized = cast(d, hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i)));
     const auto z = hn::MulAdd(normalized, access.load(d, weight, i), access.load(d, bias, i));
-    access.store(d, activate<kSilu>(d, z), y, i);
+    return activate<kSilu>(d, z);
   });
 }
 
 // The same where weight and bias are already part of scale and offset.
-template <bool kSilu, class Access, class In, class Stat>
+template <bool kSilu, bool kStream, class In, class Stat>
 void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset) {
   const hn::ScalableTag<typename In::Compute> d;
-  for_each_vector<Access>(d, n, [&](int64_t i, auto access) HWY_ATTR {
+  for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
     const auto z = hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i));
-    access.store(d, activate<kSilu>(d, z), y, i);
+    return activate<kSilu>(d, z);
   });
 }
 
@@ -195,7 +195,7 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
   int64_t row = 0;
   for (; row + 4 <= count; row += 4) {
     const In x0 = x + row * stride, x1 = x0 + stride, x2 = x1 + stride, x3 = x2 + stride;
-    for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
       const auto at = access.load(d, shift, i);
       const auto v0 = hn::Sub(access.load(d, x0, i), at), v1 = hn::Sub(access.load(d, x1, i), at);
       const auto v2 = hn::Sub(access.load(d, x2, i), at), v3 = hn::Sub(access.load(d, x3, i), at);
@@ -207,7 +207,7 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
   }
   for (; row < count; ++row) {
     const In x0 = x + row * stride;
-    for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+    for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
       const auto v = hn::Sub(access.load(d, x0, i), access.load(d, shift, i));
       access.store(d, hn::Add(access.load(d, sum, i), v), sum, i);
       access.store(d, hn::MulAdd(v, v, access.load(d, squares, i)), squares, i);
@@ -242,10 +242,10 @@ void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weigh
                  GradientSums (&result)[2]) {
   const hn::ScalableTag<typename In::Compute> d;
   auto sum0 = hn::Zero(d), sum1 = sum0, product0 = sum0, product1 = sum0;
-  for_each_vector(d, n, [&](int64_t i, auto access) HWY_ATTR {
+  for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto w = access.load(d, weight, i);
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
-    const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product, auto& dz) HWY_ATTR {
+    const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product, auto& dz) EK_LAMBDA {
       const auto normalized =
           hn::Mul(hn::Sub(access.load(d, r.x, i), access.load(d, r.mean, i)), access.load(d, r.rstd, i));
       dz = access.zero_outside(d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
@@ -280,40 +280,40 @@ GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd
   const hn::ScalableTag<typename In::Compute> d;
   using Scalar = Splat<decltype(d)>;
   const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value), bias(d, bias_value);
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, p0 = s0, p1 = s0, p2 = s0, p3 = s0;
-  const auto add = [&](int64_t i, auto access, auto& s, auto& p) HWY_ATTR {
+  const auto add = [&](int64_t i, auto access, auto& s, auto& p) EK_LAMBDA {
     const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value);
     const auto dz =
         activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, weight.value, bias.value, NoCast());
     s = hn::Add(s, access.zero_outside(d, dz));
     p = hn::Add(p, access.zero_outside(d, hn::Mul(dz, normalized)));
   };
-  int64_t i = 0;
-  for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    add(i, Full(), s0, p0);
-    add(i + lanes, Full(), s1, p1);
-    add(i + 2 * lanes, Full(), s2, p2);
-    add(i + 3 * lanes, Full(), s3, p3);
-  }
-  for_each_vector(d, n - i, [&](int64_t j, auto access) HWY_ATTR { add(i + j, access, s0, p0); });
+  for_each_four<In>(
+      d, n,
+      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3) EK_LAMBDA {
+        add(i, a0, s0, p0);
+        add(i1, a1, s1, p1);
+        add(i2, a2, s2, p2);
+        add(i3, a3, s3, p3);
+      },
+      [&](int64_t i, auto access) EK_LAMBDA { add(i, access, s0, p0); });
   return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
           sum_of_lanes(d, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)))};
 }
 
 // dx = rstd * (dz * weight - mean_gradient - normalized * mean_product)
-template <bool kSilu, class Access, class In, class Stat, class Weight, class Cast>
+template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
 void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd, Stat mean_gradient, Stat mean_product,
                     Weight weight, Weight bias, Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
-  for_each_vector<Access>(d, n, [&](int64_t i, auto access) HWY_ATTR {
+  for_each_result<kStream>(d, dx, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto r = access.load(d, rstd, i);
     const auto w = access.load(d, weight, i);
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
     const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), access.load(d, mean, i)), r);
     const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, w, b, cast);
     const auto g = hn::Sub(hn::Mul(dz, w), access.load(d, mean_gradient, i));
-    access.store(d, hn::Mul(r, hn::NegMulAdd(normalized, access.load(d, mean_product, i), g)), dx, i);
+    return hn::Mul(r, hn::NegMulAdd(normalized, access.load(d, mean_product, i), g));
   });
 }
 

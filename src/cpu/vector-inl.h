@@ -4,6 +4,10 @@
 // Any<Compute> looks its type up at run time (one well-predicted branch a vector), so that all mixes of types need
 // two instances rather than a hundred. Addresses need no alignment; a tail is read and written without touching the
 // bytes behind it.
+//
+// bf16 is taken apart into its even and its odd elements: a shift and a mask instead of shuffles, and the same backwards.
+// Arrays that go with such a tensor (weights, column sums) lie in that order, too: "lane order". For all other types
+// lane order is memory order.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,6 +24,10 @@
 
 #include "core/dtype.h"
 #include "cpu/stored.h"
+
+// For lambdas in kernels: compiled for the instruction set at hand, and inlined, however long.
+#undef EK_LAMBDA
+#define EK_LAMBDA HWY_ATTR __attribute__((always_inline))
 
 HWY_BEFORE_NAMESPACE();
 namespace evenkeel {
@@ -178,13 +186,9 @@ struct Typed {
   HWY_INLINE Vec<D> load_tail(D d, int64_t i, size_t count) const {
     return load_tail_as(d, data + i, count);
   }
-  template <class D>
+  template <bool kStream, class D>
   HWY_INLINE void store(D d, Vec<D> value, int64_t i) const {
-    store_as(d, value, data + i);
-  }
-  template <class D>
-  HWY_INLINE void stream(D d, Vec<D> value, int64_t i) const {
-    stream_as(d, value, data + i);
+    kStream ? stream_as(d, value, data + i) : store_as(d, value, data + i);
   }
   template <class D>
   HWY_INLINE void store_tail(D d, Vec<D> value, int64_t i, size_t count) const {
@@ -221,36 +225,87 @@ struct Any {
 
   template <class D>
   HWY_INLINE Vec<D> load(D d, int64_t i) const {
-    return with(i, [&](auto* at) HWY_ATTR { return load_as(d, at); });
+    return with(i, [&](auto* at) EK_LAMBDA { return load_as(d, at); });
   }
   template <class D>
   HWY_INLINE Vec<D> load_tail(D d, int64_t i, size_t count) const {
-    return with(i, [&](auto* at) HWY_ATTR { return load_tail_as(d, at, count); });
+    return with(i, [&](auto* at) EK_LAMBDA { return load_tail_as(d, at, count); });
   }
-  template <class D>
+  template <bool kStream, class D>
   HWY_INLINE void store(D d, Vec<D> value, int64_t i) const {
-    with(i, [&](auto* at) HWY_ATTR { store_as(d, value, at); });
-  }
-  template <class D>
-  HWY_INLINE void stream(D d, Vec<D> value, int64_t i) const {
-    with(i, [&](auto* at) HWY_ATTR { stream_as(d, value, at); });
+    with(i, [&](auto* at) EK_LAMBDA { kStream ? stream_as(d, value, at) : store_as(d, value, at); });
   }
   template <class D>
   HWY_INLINE void store_tail(D d, Vec<D> value, int64_t i, size_t count) const {
-    with(i, [&](auto* at) HWY_ATTR { store_tail_as(d, value, at, count); });
+    with(i, [&](auto* at) EK_LAMBDA { store_tail_as(d, value, at, count); });
   }
 };
 
-// ---- full vectors and tails under one name, so that a kernel's loop body is written once ----
+// An operand that is the same for every element.
+template <class D>
+struct Splat {
+  Vec<D> value;
 
-struct Full {
+  Splat(D d, double scalar) : value(hn::Set(d, static_cast<hn::TFromD<D>>(scalar))) {}
+  HWY_INLINE Vec<D> load(D, int64_t) const { return value; }
+  HWY_INLINE Vec<D> load_tail(D, int64_t, size_t) const { return value; }
+};
+
+template <class D>
+HWY_INLINE double sum_of_lanes(D d, Vec<D> value) {
+  return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, value)));
+}
+
+// ---- bf16 in two parts ----
+
+template <class In>
+inline constexpr bool kInParts = false;
+#if HWY_TARGET != HWY_SCALAR  // a vector of one element cannot be taken apart
+template <>
+inline constexpr bool kInParts<Typed<BF16>> = true;
+#endif
+
+// 2 * Lanes(d) elements as 16-bit integers.
+template <class D>
+using Words = hn::Repartition<uint16_t, D>;
+
+// The even (0) or odd (1) ones of a vector of bf16.
+template <int kPart, class D>
+HWY_INLINE Vec<D> part_of(D d, Vec<Words<D>> words) {
+  const hn::Repartition<uint32_t, D> du32;
+  const auto pairs = hn::BitCast(du32, words);
+  return hn::BitCast(d, kPart == 0 ? hn::ShiftLeft<16>(pairs) : hn::And(pairs, hn::Set(du32, 0xffff0000u)));
+}
+
+// Rounds to nearest even and puts the parts together again. The upper and the lower halves of all values are brought
+// together first; then the lower halves decide, all at once, whether the upper ones go up by one.
+template <class D>
+HWY_INLINE Vec<Words<D>> join_parts(D, Vec<D> even, Vec<D> odd) {
+  const Words<D> du16;
+  const hn::Repartition<uint32_t, D> du32;
+  const auto high = hn::Set(du32, 0xffff0000u);
+  const auto e = hn::BitCast(du32, even), o = hn::BitCast(du32, odd);
+  const auto upper = hn::BitCast(du16, hn::Or(hn::And(o, high), hn::ShiftRight<16>(e)));
+  const auto lower = hn::BitCast(du16, hn::Or(hn::ShiftLeft<16>(o), hn::AndNot(high, e)));
+  // lower + 0x7fff + (upper & 1) carries out of 16 bits; the average keeps the 17th bit and drops the lowest.
+  const auto addend = hn::Or(hn::And(upper, hn::Set(du16, 1)), hn::Set(du16, 0x7ffe));
+  const auto carry = hn::ShiftRight<15>(hn::AverageRound(lower, addend));
+  // Only a NaN with all bits set could be carried over into another number.
+  const auto magnitude = hn::Set(du16, 0x7fff);
+  const auto all_set = hn::Eq(hn::And(upper, magnitude), magnitude);
+  return hn::IfThenElse(all_set, upper, hn::Add(upper, carry));
+}
+
+// ---- full vectors and tails, parts and wholes under one name, so that a kernel's loop body is written once ----
+
+struct Whole {
   template <class D, class Source>
   HWY_INLINE Vec<D> load(D d, const Source& from, int64_t i) const {
     return from.load(d, i);
   }
   template <class D, class Target>
   HWY_INLINE void store(D d, Vec<D> value, const Target& to, int64_t i) const {
-    to.store(d, value, i);
+    to.template store<false>(d, value, i);
   }
   template <class D>
   HWY_INLINE Vec<D> zero_outside(D, Vec<D> value) const {
@@ -258,14 +313,7 @@ struct Full {
   }
 };
 
-struct Streamed : Full {
-  template <class D, class Target>
-  HWY_INLINE void store(D d, Vec<D> value, const Target& to, int64_t i) const {
-    to.stream(d, value, i);
-  }
-};
-
-struct Tail {
+struct WholeTail {
   size_t count;
 
   template <class D, class Source>
@@ -282,29 +330,147 @@ struct Tail {
   }
 };
 
-// Calls body(i, access) for every vector of n elements.
-template <class Access = Full, class D, class Body>
-HWY_INLINE void for_each_vector(D d, int64_t n, Body body) {
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) body(i, Access());
-  if (i < n) body(i, Tail{static_cast<size_t>(n - i)});
-}
-
-// An operand that is the same for every element.
-template <class D>
-struct Splat {
-  Vec<D> value;
-
-  Splat(D d, double scalar) : value(hn::Set(d, static_cast<hn::TFromD<D>>(scalar))) {}
-  HWY_INLINE Vec<D> load(D, int64_t) const { return value; }
-  HWY_INLINE Vec<D> load_tail(D, int64_t, size_t) const { return value; }
+// Arrays in lane order are padded, so that even a tail's parts are whole vectors there.
+template <int kPart>
+struct Part {
+  template <class D>
+  HWY_INLINE Vec<D> load(D d, const Typed<BF16>& from, int64_t i) const {
+    return part_of<kPart>(d, hn::LoadU(Words<D>(), reinterpret_cast<const uint16_t*>(from.data + i)));
+  }
+  template <class D, class Source>
+  HWY_INLINE Vec<D> load(D d, const Source& from, int64_t i) const {
+    return from.load(d, i + kPart * static_cast<int64_t>(hn::Lanes(d)));
+  }
+  template <class D, class Target>
+  HWY_INLINE void store(D d, Vec<D> value, const Target& to, int64_t i) const {
+    to.template store<false>(d, value, i + kPart * static_cast<int64_t>(hn::Lanes(d)));
+  }
+  template <class D>
+  HWY_INLINE Vec<D> zero_outside(D, Vec<D> value) const {
+    return value;
+  }
 };
 
-template <class D>
-HWY_INLINE double sum_of_lanes(D d, Vec<D> value) {
-  return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, value)));
+template <int kPart>
+struct PartTail : Part<kPart> {
+  size_t count;
+
+  explicit PartTail(size_t elements) : count(elements) {}
+
+  using Part<kPart>::load;
+  template <class D>
+  HWY_INLINE Vec<D> load(D d, const Typed<BF16>& from, int64_t i) const {
+    HWY_ALIGN uint16_t buffer[2 * hn::MaxLanes(d)] = {};
+    std::memcpy(buffer, static_cast<const void*>(from.data + i), count * sizeof(uint16_t));
+    return part_of<kPart>(d, hn::Load(Words<D>(), buffer));
+  }
+  template <class D>
+  HWY_INLINE Vec<D> zero_outside(D d, Vec<D> value) const {
+    return hn::IfThenElseZero(hn::FirstN(d, (count + 1 - kPart) / 2), value);
+  }
+};
+
+// Calls body(i, access) for every vector of n elements of In.
+template <class In, class D, class Body>
+HWY_INLINE void for_each_vector(D d, int64_t n, Body body) {
+  constexpr int kVectors = kInParts<In> ? 2 : 1;
+  const auto step = kVectors * static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + step <= n; i += step) {
+    if constexpr (kInParts<In>) {
+      body(i, Part<0>());
+      body(i, Part<1>());
+    } else {
+      body(i, Whole());
+    }
+  }
+  if (i >= n) return;
+  const auto count = static_cast<size_t>(n - i);
+  if constexpr (kInParts<In>) {
+    body(i, PartTail<0>(count));
+    body(i, PartTail<1>(count));
+  } else {
+    body(i, WholeTail{count});
+  }
 }
+
+// Calls four(i, a0, a1, a2, a3, i1, i2, i3) for every four vectors, so that sums can go into four accumulators, and
+// rest(i, access) for those that remain.
+template <class In, class D, class Four, class Rest>
+HWY_INLINE void for_each_four(D d, int64_t n, Four four, Rest rest) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    if constexpr (kInParts<In>) {
+      four(i, Part<0>(), Part<1>(), Part<0>(), Part<1>(), i, i + 2 * lanes, i + 2 * lanes);
+    } else {
+      four(i, Whole(), Whole(), Whole(), Whole(), i + lanes, i + 2 * lanes, i + 3 * lanes);
+    }
+  }
+  for_each_vector<In>(d, n - i, [&](int64_t j, auto access) EK_LAMBDA { rest(i + j, access); });
+}
+
+// Stores body(i, access) for every vector of n elements.
+template <bool kStream, class In, class D, class Body>
+HWY_INLINE void for_each_result(D d, In to, int64_t n, Body body) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  if constexpr (kInParts<In>) {
+    const Words<D> du16;
+    auto* words = reinterpret_cast<uint16_t*>(to.data);
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const auto joined = join_parts(d, body(i, Part<0>()), body(i, Part<1>()));
+      if constexpr (kStream) {
+        hn::Stream(joined, du16, words + i);
+      } else {
+        hn::StoreU(joined, du16, words + i);
+      }
+    }
+    if (i >= n) return;
+    const auto count = static_cast<size_t>(n - i);
+    HWY_ALIGN uint16_t buffer[2 * hn::MaxLanes(d)];
+    hn::Store(join_parts(d, body(i, PartTail<0>(count)), body(i, PartTail<1>(count))), du16, buffer);
+    std::memcpy(static_cast<void*>(words + i), buffer, count * sizeof(uint16_t));
+  } else {
+    for (; i + lanes <= n; i += lanes) to.template store<kStream>(d, body(i, Whole()), i);
+    if (i >= n) return;
+    const WholeTail tail{static_cast<size_t>(n - i)};
+    tail.store(d, body(i, tail), to, i);
+  }
+}
+
+// Arrays from memory order to lane order and back, in place. They are padded to whole steps.
+#if HWY_TARGET != HWY_SCALAR
+template <class In, class T>
+void to_lane_order(T* array, int64_t n) {
+  if constexpr (kInParts<In>) {
+    const hn::ScalableTag<T> d;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    for (int64_t i = 0; i < n; i += 2 * lanes) {
+      const auto first = hn::LoadU(d, array + i), second = hn::LoadU(d, array + i + lanes);
+      hn::StoreU(hn::ConcatEven(d, second, first), d, array + i);
+      hn::StoreU(hn::ConcatOdd(d, second, first), d, array + i + lanes);
+    }
+  }
+}
+
+template <class In, class T>
+void to_memory_order(T* array, int64_t n) {
+  if constexpr (kInParts<In>) {
+    const hn::ScalableTag<T> d;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    for (int64_t i = 0; i < n; i += 2 * lanes) {
+      const auto even = hn::LoadU(d, array + i), odd = hn::LoadU(d, array + i + lanes);
+      hn::StoreInterleaved2(even, odd, d, array + i);
+    }
+  }
+}
+#else
+template <class In, class T>
+void to_lane_order(T*, int64_t) {}
+template <class In, class T>
+void to_memory_order(T*, int64_t) {}
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace evenkeel
