@@ -261,7 +261,7 @@ struct Pixels : Job<In> {
     }
   }
 
-  // From the channels' sums to the parameters' and to the arrays of mean gradients and mean products.
+  // From the channels' sums to the parameters', and to the arrays of mean gradients and mean products times rstd.
   void finish_sums(int64_t shard, int64_t sample, const GradientSums* channels) const {
     const Array arrays[2] = {array(shard, 2), array(shard, 3)};
     const auto count = static_cast<double>(call.inner * channels_per_group());
@@ -275,9 +275,10 @@ struct Pixels : Job<In> {
         this->partial(chunk, 0).data[c] += static_cast<Compute>(channels[c].product);
         this->partial(chunk, 1).data[c] += static_cast<Compute>(channels[c].sum);
       }
+      const double share = this->rstd(sample * plan.groups + g) / count;
       for (int64_t c = first; c < last; ++c) {
-        arrays[0].data[c] = static_cast<Compute>(group.sum / count);
-        arrays[1].data[c] = static_cast<Compute>(group.product / count);
+        arrays[0].data[c] = static_cast<Compute>(group.sum * share);
+        arrays[1].data[c] = static_cast<Compute>(group.product * share);
       }
     }
     repeat(arrays);

@@ -123,12 +123,12 @@ struct Planes : Job<In> {
 
   void input_gradient_plane(int64_t sample, int64_t channel, const GradientSums& group) const {
     const int64_t unit = sample * plan.groups + channel / channels_per_group();
-    const auto count = static_cast<double>(plan.length * channels_per_group());
+    const double rstd = this->rstd(unit), share = rstd / static_cast<double>(plan.length * channels_per_group());
     const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
       input_gradient<kSilu, kStream>(plane(call.x, sample, channel), plane(call.dy, sample, channel),
                                     plane(call.dx, sample, channel), plan.length, Scalar(d, this->mean(unit)),
-                                    Scalar(d, this->rstd(unit)), Scalar(d, group.sum / count),
-                                    Scalar(d, group.product / count), Scalar(d, this->weight(channel)),
+                                    Scalar(d, rstd), Scalar(d, group.sum * share), Scalar(d, group.product * share),
+                                    Scalar(d, this->weight(channel)),
                                     Scalar(d, this->bias(channel)), NoCast());
     };
     this->with_silu_and_stream(run);

@@ -39,14 +39,19 @@ struct Rows : Job<In> {
   static constexpr int64_t kMaxBatch = 16;
   int64_t batch() const { return std::clamp<int64_t>(kBatchBytes / (plan.length * size_of(call.x.dtype)), 1, kMaxBatch); }
 
-  // Statistic `unit` is group unit % groups of block unit / groups.
+  // Statistic `unit` is group unit % groups of block unit / groups. Divisions are slow enough to count on short rows.
   In span(const Tensor& tensor, int64_t unit) const {
-    const int64_t block = unit / plan.groups, group = unit % plan.groups;
-    const int64_t start = call.is_group_norm() ? tensor.offset(block, 0)
-                                               : tensor.offset(block / call.inner, block % call.inner);
+    const int64_t block = plan.groups == 1 ? unit : unit / plan.groups;
+    const int64_t group = unit - block * plan.groups;
+    int64_t start = block * tensor.outer_stride;
+    if (!call.is_group_norm()) {
+      start = call.outer == 1 ? block * tensor.row_stride : tensor.offset(block / call.inner, block % call.inner);
+    }
     return this->in(tensor) + (start + group * plan.length);
   }
-  int64_t parameter_start(int64_t unit) const { return unit % plan.groups * plan.parameter_stride; }
+  int64_t parameter_start(int64_t unit) const {
+    return plan.groups == 1 ? 0 : unit % plan.groups * plan.parameter_stride;
+  }
 
   // ---- from run-time flags to template arguments ----
 
@@ -137,32 +142,29 @@ struct Rows : Job<In> {
             Scalar(d, this->rstd(unit))};
   }
 
-  // Adds a slice of group `group` of the blocks `block` and `block` + 1 (if that is before `end`) to the chunk's
-  // parameter sums, and the row sums to `result`.
-  void reduce_slice(int64_t chunk, int64_t block, int64_t end, int64_t group, int64_t slice,
-                    GradientSums (&result)[2]) const {
-    const int64_t unit = block * plan.groups + group, start = slice * kSlice;
-    const bool pair = block + 1 < end;
+  // Adds a slice of a pair of units, `unit` and, if there is one, its partner in the next block, to the chunk's parameter
+  // sums, and returns the rows' sums.
+  template <bool kSilu, bool kDweight, bool kDbias, class Cast>
+  HWY_INLINE void reduce_slice(int64_t chunk, int64_t unit, bool partner, int64_t slice, Cast cast,
+                               GradientSums (&result)[2]) const {
+    const int64_t start = slice * kSlice, at = parameter_start(unit) + start;
     const GradientRow<In, Scalar> rows[2] = {gradient_row(unit, start),
-                                             pair ? gradient_row(unit + plan.groups, start)
-                                                  : this->no_row(Scalar(d, 0), Scalar(d, 0))};
-    const int64_t at = parameter_start(unit) + start;
-    const Array dweight = this->partial(chunk, 0) + at, dbias = this->partial(chunk, 1) + at;
-    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) EK_LAMBDA {
-      reduce_rows<kSilu, kDweight, kDbias, true>(rows, slice_length(slice), this->weight() + at, this->bias() + at,
-                                                 dweight, dbias, cast, result);
-    });
+                                             partner ? gradient_row(unit + plan.groups, start)
+                                                     : this->no_row(Scalar(d, 0), Scalar(d, 0))};
+    reduce_rows<kSilu, kDweight, kDbias, true>(rows, slice_length(slice), this->weight() + at, this->bias() + at,
+                                               this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast,
+                                               result);
   }
 
-  void input_gradient_part(int64_t unit, const GradientSums& sums, int64_t start, int64_t n) const {
+  template <bool kSilu, bool kStream, class Cast>
+  HWY_INLINE void input_gradient_part(int64_t unit, const GradientSums& sums, int64_t start, int64_t n,
+                                      Cast cast) const {
     const int64_t at = parameter_start(unit) + start;
-    const auto length = static_cast<double>(plan.length);
-    with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
-      input_gradient<kSilu, kStream>(span(call.x, unit) + start, span(call.dy, unit) + start,
-                                    span(call.dx, unit) + start, n, Scalar(d, this->mean(unit)),
-                                    Scalar(d, this->rstd(unit)), Scalar(d, call.centers() ? sums.sum / length : 0),
-                                    Scalar(d, sums.product / length), this->weight() + at, this->bias() + at, cast);
-    });
+    const double rstd = this->rstd(unit), share = rstd / static_cast<double>(plan.length);
+    input_gradient<kSilu, kStream>(span(call.x, unit) + start, span(call.dy, unit) + start,
+                                   span(call.dx, unit) + start, n, Scalar(d, this->mean(unit)), Scalar(d, rstd),
+                                   Scalar(d, call.centers() ? sums.sum * share : 0), Scalar(d, sums.product * share),
+                                   this->weight() + at, this->bias() + at, cast);
   }
 
   void backward() const {
@@ -183,20 +185,24 @@ struct Rows : Job<In> {
   // Pairs of rows of the blocks from first to end, numbered by block, then by group.
   void backward_batch(int64_t chunk, int64_t first, int64_t end, int64_t pair, int64_t count) const {
     GradientSums total[kMaxBatch][2] = {};
-    const auto block = [&](int64_t i) { return first + (pair + i) / plan.groups * 2; };
-    const auto group = [&](int64_t i) { return (pair + i) % plan.groups; };
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t slice = 0; slice < slices(); ++slice) {
-        GradientSums part[2];
-        reduce_slice(chunk, block(i), end, group(i), slice, part);
-        for (int k = 0; k < 2; ++k) total[i][k] = total[i][k] + part[k];
+    const auto block = [&](int64_t i) { return first + (plan.groups == 1 ? pair + i : (pair + i) / plan.groups) * 2; };
+    const auto unit = [&](int64_t i) { return block(i) * plan.groups + (plan.groups == 1 ? 0 : (pair + i) % plan.groups); };
+    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) EK_LAMBDA {
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t slice = 0; slice < slices(); ++slice) {
+          GradientSums part[2];
+          reduce_slice<kSilu, kDweight, kDbias>(chunk, unit(i), block(i) + 1 < end, slice, cast, part);
+          for (int k = 0; k < 2; ++k) total[i][k] = total[i][k] + part[k];
+        }
       }
-    }
-    for (int64_t i = 0; call.dx && i < count; ++i) {
-      for (int64_t k = 0; k < std::min<int64_t>(2, end - block(i)); ++k) {
-        input_gradient_part((block(i) + k) * plan.groups + group(i), total[i][k], 0, plan.length);
+    });
+    if (!call.dx) return;
+    with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
+      for (int64_t i = 0; i < 2 * count; ++i) {
+        if (block(i / 2) + i % 2 == end) break;
+        input_gradient_part<kSilu, kStream>(unit(i / 2) + i % 2 * plan.groups, total[i / 2][i % 2], 0, plan.length, cast);
       }
-    }
+    });
   }
 
   void backward_split() const {
@@ -207,13 +213,15 @@ struct Rows : Job<In> {
       this->clear_partials(chunk, group * plan.parameter_stride + slice * kSlice,
                            std::min(kSlice, plan.parameter_stride - slice * kSlice));
       const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-      for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
-        GradientSums part[2];
-        reduce_slice(chunk, block, end, group, slice, part);
-        for (int64_t i = 0; i < std::min<int64_t>(2, end - block); ++i) {
-          pieces[((block + i) * plan.groups + group) * slices() + slice] = part[i];
+      with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) EK_LAMBDA {
+        for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
+          const int64_t unit = block * plan.groups + group;
+          GradientSums part[2];
+          reduce_slice<kSilu, kDweight, kDbias>(chunk, unit, block + 1 < end, slice, cast, part);
+          pieces[unit * slices() + slice] = part[0];
+          if (block + 1 < end) pieces[(unit + plan.groups) * slices() + slice] = part[1];
         }
-      }
+      });
     });
     if (!call.dx) return;
     const int64_t units = plan.blocks * plan.groups;
@@ -223,7 +231,9 @@ struct Rows : Job<In> {
     }
     for_each_range(call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
       const int64_t unit = item / slices(), slice = item % slices();
-      input_gradient_part(unit, pieces[unit * slices()], slice * kSlice, slice_length(slice));
+      with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
+        input_gradient_part<kSilu, kStream>(unit, pieces[unit * slices()], slice * kSlice, slice_length(slice), cast);
+      });
     });
   }
 };

@@ -79,7 +79,7 @@ struct CastTo {
 
 // Sums of (x - shift) and (x - shift)^2 over a slice.
 template <class In>
-Sums sums(In x, int64_t n, typename In::Compute shift_value) {
+HWY_INLINE Sums sums(In x, int64_t n, typename In::Compute shift_value) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto shift = hn::Set(d, shift_value);
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, q0 = s0, q1 = s0, q2 = s0, q3 = s0;
@@ -103,7 +103,7 @@ Sums sums(In x, int64_t n, typename In::Compute shift_value) {
 
 // A guess at the mean that is good enough to shift by: the average of up to four vectors spread over the slice.
 template <class In>
-double guess_mean(In x, int64_t n) {
+HWY_INLINE double guess_mean(In x, int64_t n) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   if (n < lanes) return sum_of_lanes(d, x.load_tail(d, 0, static_cast<size_t>(n))) / static_cast<double>(n);
@@ -114,7 +114,7 @@ double guess_mean(In x, int64_t n) {
 
 // Where the vectors' arithmetic over- or underflows, or the row holds an Inf or NaN: element by element in double.
 template <class In>
-Sums wide_sums(In x, int64_t n, double shift) {
+HWY_NOINLINE Sums wide_sums(In x, int64_t n, double shift) {
   const hn::ScalableTag<typename In::Compute> d;
   HWY_ALIGN typename In::Compute buffer[hn::MaxLanes(d)];
   Sums total{0, 0};
@@ -130,33 +130,36 @@ Sums wide_sums(In x, int64_t n, double shift) {
   return total;
 }
 
-// Mean and sum of squared deviations of one slice: one pass of shifted sums, and a second one, shifted by the mean
-// just found, where the first shift was too far off for the difference of the sums to be trusted.
+// The second look at a slice whose sums are not to be trusted: shifted by the mean that the first one found, and element
+// by element in double where the vectors' arithmetic over- or underflows.
+template <class In>
+HWY_NOINLINE Moments careful_moments(In x, int64_t n, double floor, double mean) {
+  using Compute = typename In::Compute;
+  const auto shift = static_cast<Compute>(mean);
+  const Sums found = sums(x, n, shift);
+  if (in_safe_range<Compute>(found.squares, floor)) return from_sums(found, n, static_cast<double>(shift));
+  const double exact = wide_sums(x, n, 0).sum / static_cast<double>(n);
+  return from_sums(wide_sums(x, n, exact), n, exact);
+}
+
+// Mean and sum of squared deviations of one slice, in one pass of shifted sums where the shift is close to the mean.
 template <bool kCenter, class In>
-Moments slice_moments(In x, int64_t n, double eps) {
+HWY_INLINE Moments slice_moments(In x, int64_t n, double eps) {
   using Compute = typename In::Compute;
   const double floor = eps * static_cast<double>(n);
+  const auto shift = kCenter ? static_cast<Compute>(guess_mean(x, n)) : Compute{0};
+  const Sums found = sums(x, n, shift);
+  const bool safe = in_safe_range<Compute>(found.squares, floor);
   if constexpr (!kCenter) {
-    Sums found = sums(x, n, 0);
-    if (!in_safe_range<Compute>(found.squares, floor)) found = wide_sums(x, n, 0);
-    return {static_cast<double>(n), 0, found.squares};
-  } else {
-    auto shift = static_cast<Compute>(guess_mean(x, n));
-    Sums found = sums(x, n, shift);
-    Moments moments = from_sums(found, n, shift);
-    if (!shift_was_good(found, n)) {
-      shift = static_cast<Compute>(moments.mean);
-      found = sums(x, n, shift);
-      moments = from_sums(found, n, shift);
-    }
-    if (in_safe_range<Compute>(found.squares, floor)) return moments;
-    const double mean = wide_sums(x, n, 0).sum / static_cast<double>(n);
-    return from_sums(wide_sums(x, n, mean), n, mean);
+    return {static_cast<double>(n), 0, HWY_LIKELY(safe) ? found.squares : wide_sums(x, n, 0).squares};
   }
+  const Moments moments = from_sums(found, n, static_cast<double>(shift));
+  if (HWY_LIKELY(safe && shift_was_good(found, n))) return moments;
+  return careful_moments(x, n, floor, moments.mean);
 }
 
 template <bool kCenter, class In>
-Moments moments(In x, int64_t n, double eps) {
+HWY_INLINE Moments moments(In x, int64_t n, double eps) {
   Moments total = slice_moments<kCenter>(x, std::min(n, kSlice), eps);
   for (int64_t i = kSlice; i < n; i += kSlice) {
     total = merge(total, slice_moments<kCenter>(x + i, std::min(n - i, kSlice), eps));
@@ -166,7 +169,7 @@ Moments moments(In x, int64_t n, double eps) {
 
 // y = act(cast((x - shift) * scale + offset) * weight + bias)
 template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
-void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight, Weight bias, Cast cast) {
+HWY_INLINE void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight, Weight bias, Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
@@ -178,7 +181,7 @@ void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weigh
 
 // The same where weight and bias are already part of scale and offset.
 template <bool kSilu, bool kStream, class In, class Stat>
-void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset) {
+HWY_INLINE void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
@@ -237,7 +240,7 @@ struct GradientRow {
 //   dweight += dz * normalized, dbias += dz for each position; returns sum(dz * weight) and sum(dz * weight * normalized)
 // for each row.
 template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, class In, class Stat, class Weight, class Cast>
-void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight, Weight bias,
+HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight, Weight bias,
                  Typed<typename In::Compute> dweight, Typed<typename In::Compute> dbias, Cast cast,
                  GradientSums (&result)[2]) {
   const hn::ScalableTag<typename In::Compute> d;
@@ -246,13 +249,13 @@ void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weigh
     const auto w = access.load(d, weight, i);
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
     const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product, auto& dz) EK_LAMBDA {
-      const auto normalized =
-          hn::Mul(hn::Sub(access.load(d, r.x, i), access.load(d, r.mean, i)), access.load(d, r.rstd, i));
+      const auto centered = hn::Sub(access.load(d, r.x, i), access.load(d, r.mean, i));
+      const auto normalized = access.zero_outside(d, hn::Mul(centered, access.load(d, r.rstd, i)));
       dz = access.zero_outside(d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
       if constexpr (kRowSums) {
         const auto g = hn::Mul(dz, w);
         sum = hn::Add(sum, g);
-        product = hn::Add(product, access.zero_outside(d, hn::Mul(g, normalized)));
+        product = hn::MulAdd(g, normalized, product);
       }
       return cast(d, normalized);
     };
@@ -260,8 +263,8 @@ void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weigh
     const auto normalized0 = row(rows[0], sum0, product0, dz0);
     const auto normalized1 = row(rows[1], sum1, product1, dz1);
     if constexpr (kDweight) {
-      const auto both = hn::MulAdd(dz0, normalized0, hn::Mul(dz1, normalized1));
-      access.store(d, hn::Add(access.load(d, dweight, i), both), dweight, i);
+      const auto first = hn::MulAdd(dz0, normalized0, access.load(d, dweight, i));
+      access.store(d, hn::MulAdd(dz1, normalized1, first), dweight, i);
     }
     if constexpr (kDbias) {
       access.store(d, hn::Add(access.load(d, dbias, i), hn::Add(dz0, dz1)), dbias, i);
@@ -282,11 +285,12 @@ GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd
   const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value), bias(d, bias_value);
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, p0 = s0, p1 = s0, p2 = s0, p3 = s0;
   const auto add = [&](int64_t i, auto access, auto& s, auto& p) EK_LAMBDA {
-    const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value);
+    const auto normalized =
+        access.zero_outside(d, hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value));
     const auto dz =
         activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, weight.value, bias.value, NoCast());
     s = hn::Add(s, access.zero_outside(d, dz));
-    p = hn::Add(p, access.zero_outside(d, hn::Mul(dz, normalized)));
+    p = hn::MulAdd(dz, normalized, p);
   };
   for_each_four<In>(
       d, n,
@@ -301,9 +305,10 @@ GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd
           sum_of_lanes(d, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)))};
 }
 
-// dx = rstd * (dz * weight - mean_gradient - normalized * mean_product)
+// dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd times the means of
+// dz * weight and of dz * weight * normalized.
 template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
-void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd, Stat mean_gradient, Stat mean_product,
+HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd, Stat gradient_share, Stat product_share,
                     Weight weight, Weight bias, Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, dx, n, [&](int64_t i, auto access) EK_LAMBDA {
@@ -312,8 +317,8 @@ void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd, Stat me
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
     const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), access.load(d, mean, i)), r);
     const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, w, b, cast);
-    const auto g = hn::Sub(hn::Mul(dz, w), access.load(d, mean_gradient, i));
-    return hn::Mul(r, hn::NegMulAdd(normalized, access.load(d, mean_product, i), g));
+    const auto own = hn::MulSub(hn::Mul(dz, w), r, access.load(d, gradient_share, i));
+    return hn::NegMulAdd(normalized, access.load(d, product_share, i), own);
   });
 }
 

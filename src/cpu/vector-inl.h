@@ -19,6 +19,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -151,11 +152,12 @@ HWY_INLINE void stream_as(D d, Vec<D> value, Stored* to) {
   hn::Stream(narrow(d, value, to), hn::Rebind<Lane, D>(), reinterpret_cast<Lane*>(to));
 }
 
-// Fewer elements than a vector has. Lanes past `count` are read as zero.
+// Fewer elements than a vector has. Lanes past `count` are read as zero. (The minimum is there for the compiler, which
+// cannot see that a tail is short.)
 template <class D, class Stored>
 HWY_INLINE Vec<D> load_tail_as(D d, const Stored* from, size_t count) {
   HWY_ALIGN Stored buffer[hn::MaxLanes(d)] = {};
-  std::memcpy(static_cast<void*>(buffer), static_cast<const void*>(from), count * sizeof(Stored));
+  std::memcpy(static_cast<void*>(buffer), static_cast<const void*>(from), std::min(count * sizeof(Stored), sizeof buffer));
   return load_as(d, buffer);
 }
 
@@ -163,7 +165,7 @@ template <class D, class Stored>
 HWY_INLINE void store_tail_as(D d, Vec<D> value, Stored* to, size_t count) {
   HWY_ALIGN Stored buffer[hn::MaxLanes(d)];
   store_as(d, value, buffer);
-  std::memcpy(static_cast<void*>(to), static_cast<const void*>(buffer), count * sizeof(Stored));
+  std::memcpy(static_cast<void*>(to), static_cast<const void*>(buffer), std::min(count * sizeof(Stored), sizeof buffer));
 }
 
 // ---- tensors ----
@@ -361,7 +363,7 @@ struct PartTail : Part<kPart> {
   template <class D>
   HWY_INLINE Vec<D> load(D d, const Typed<BF16>& from, int64_t i) const {
     HWY_ALIGN uint16_t buffer[2 * hn::MaxLanes(d)] = {};
-    std::memcpy(buffer, static_cast<const void*>(from.data + i), count * sizeof(uint16_t));
+    std::memcpy(buffer, static_cast<const void*>(from.data + i), std::min(count * sizeof(uint16_t), sizeof buffer));
     return part_of<kPart>(d, hn::Load(Words<D>(), buffer));
   }
   template <class D>
@@ -430,7 +432,7 @@ HWY_INLINE void for_each_result(D d, In to, int64_t n, Body body) {
     const auto count = static_cast<size_t>(n - i);
     HWY_ALIGN uint16_t buffer[2 * hn::MaxLanes(d)];
     hn::Store(join_parts(d, body(i, PartTail<0>(count)), body(i, PartTail<1>(count))), du16, buffer);
-    std::memcpy(static_cast<void*>(words + i), buffer, count * sizeof(uint16_t));
+    std::memcpy(static_cast<void*>(words + i), buffer, std::min(count * sizeof(uint16_t), sizeof buffer));
   } else {
     for (; i + lanes <= n; i += lanes) to.template store<kStream>(d, body(i, Whole()), i);
     if (i >= n) return;
