@@ -84,12 +84,11 @@ struct Job {
     return call.activation == EK_ACTIVATION_SILU ? run.template operator()<true>() : run.template operator()<false>();
   }
 
-  // run.operator()<kSilu, kStream>()
+  // run.operator()<kSilu, kStream>(). With an activation the processor is the limit, not the memory.
   template <class Run>
   void with_silu_and_stream(const Run& run) const {
-    with_silu([&]<bool kSilu>() EK_LAMBDA {
-      plan.stream ? run.template operator()<kSilu, true>() : run.template operator()<kSilu, false>();
-    });
+    if (call.activation == EK_ACTIVATION_SILU) return run.template operator()<true, false>();
+    plan.stream ? run.template operator()<false, true>() : run.template operator()<false, false>();
   }
 
   // ---- parameter gradients ----

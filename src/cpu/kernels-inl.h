@@ -39,12 +39,12 @@ HWY_AFTER_NAMESPACE();
 #endif  // per-target include guard
 
 // Defines `table` with In's functions for every instruction set; to be used once, after all have been compiled.
-#if HWY_TARGETS & HWY_AVX3
+#if (HWY_TARGETS & HWY_AVX3) && HWY_STATIC_TARGET != HWY_AVX3
 #define EK_AVX3_KERNELS(In) &N_AVX3::run_kernels<N_AVX3::In>
 #else
 #define EK_AVX3_KERNELS(In) nullptr
 #endif
-#if HWY_TARGETS & HWY_AVX2
+#if (HWY_TARGETS & HWY_AVX2) && HWY_STATIC_TARGET != HWY_AVX2
 #define EK_AVX2_KERNELS(In) &N_AVX2::run_kernels<N_AVX2::In>
 #else
 #define EK_AVX2_KERNELS(In) nullptr

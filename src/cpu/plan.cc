@@ -109,7 +109,7 @@ void set_stream(const Call& call, Plan& plan) {
   const Tensor& output = call.pass == Pass::kForward ? call.y : call.dx;
   const int64_t size = size_of(output.dtype);
   const auto aligned = [size](int64_t elements) { return elements * size % 64 == 0; };
-  plan.stream = output && call.elements() * size >= kStreamBytes && reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
+  plan.stream = output && call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA && call.elements() * size >= kStreamBytes && reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
                 aligned(output.row_stride * (plan.kind == Plan::Kind::kPixels ? plan.repeat : 1)) &&
                 aligned(output.outer_stride) && aligned(plan.length);
 }

@@ -55,32 +55,33 @@ struct Rows : Job<In> {
 
   // ---- from run-time flags to template arguments ----
 
+  CastTo cast() const { return {call.x.dtype, call.casting == EK_CASTING_LLAMA}; }
+
   // run.operator()<kSilu, kStream>(cast)
   template <class Run>
   void with_map(const Run& run) const {
-    if (call.casting == EK_CASTING_LLAMA) {
-      return this->with_silu([&]<bool kSilu>() EK_LAMBDA { run.template operator()<kSilu, false>(CastTo{call.x.dtype}); });
-    }
-    this->with_silu_and_stream(
-        [&]<bool kSilu, bool kStream>() EK_LAMBDA { run.template operator()<kSilu, kStream>(NoCast()); });
+    if (call.activation == EK_ACTIVATION_SILU) return run.template operator()<true, false>(cast());
+    if (cast().on) return run.template operator()<false, false>(cast());
+    plan.stream ? run.template operator()<false, true>(NoCast()) : run.template operator()<false, false>(NoCast());
   }
 
   // run.operator()<kSilu, kDweight, kDbias>(cast)
   template <class Run>
   void with_reduce(const Run& run) const {
-    this->with_silu([&]<bool kSilu>() EK_LAMBDA {
-      if (call.casting == EK_CASTING_LLAMA) {
-        const CastTo cast{call.x.dtype};
-        return this->wants_parameters() ? run.template operator()<kSilu, true, true>(cast)
-                                        : run.template operator()<kSilu, false, false>(cast);
-      }
-      if (call.dweight) {
-        return call.dbias ? run.template operator()<kSilu, true, true>(NoCast())
-                          : run.template operator()<kSilu, true, false>(NoCast());
-      }
-      return call.dbias ? run.template operator()<kSilu, false, true>(NoCast())
-                        : run.template operator()<kSilu, false, false>(NoCast());
-    });
+    if (call.activation == EK_ACTIVATION_SILU) {
+      return this->wants_parameters() ? run.template operator()<true, true, true>(cast())
+                                      : run.template operator()<true, false, false>(cast());
+    }
+    if (cast().on) {
+      return this->wants_parameters() ? run.template operator()<false, true, true>(cast())
+                                      : run.template operator()<false, false, false>(cast());
+    }
+    if (call.dweight) {
+      return call.dbias ? run.template operator()<false, true, true>(NoCast())
+                        : run.template operator()<false, true, false>(NoCast());
+    }
+    return call.dbias ? run.template operator()<false, false, true>(NoCast())
+                      : run.template operator()<false, false, false>(NoCast());
   }
 
   // ---- forward ----

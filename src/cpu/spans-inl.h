@@ -55,7 +55,8 @@ HWY_INLINE Vec<D> silu_gradient(D d, Vec<D> z, Vec<D> dy) {
 
 // ---- casting order ----
 
-// Rounds to the type of x between the normalization and the weight, or not at all.
+// Rounds to the type of x between the normalization and the weight, or not at all. Whether it does is looked up at run
+// time where that hardly counts (with an activation), which saves half of the instances.
 struct NoCast {
   template <class D>
   HWY_INLINE Vec<D> operator()(D, Vec<D> value) const {
@@ -65,9 +66,11 @@ struct NoCast {
 
 struct CastTo {
   Dtype dtype;
+  bool on;
 
   template <class D>
   HWY_INLINE Vec<D> operator()(D d, Vec<D> value) const {
+    if (!on) return value;
     HWY_ALIGN double buffer[hn::MaxLanes(d)];
     const Any<hn::TFromD<D>> rounded(buffer, dtype);
     rounded.template store<false>(d, value, 0);
