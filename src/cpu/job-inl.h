@@ -139,6 +139,7 @@ struct Job {
       std::fill_n(array, padded, static_cast<Compute>(absent));
       return base_ + where;
     }
+    std::fill_n(array, padded, Compute{0});  // what lies in the padding is multiplied by zeros, and must not be a NaN
     const Any<Compute> from(given.data, given.dtype);
     const auto plus = hn::Set(d, static_cast<Compute>(offset));
     for_each_vector<Array>(d, call.channels, [&](int64_t i, auto access) EK_LAMBDA {
@@ -158,20 +159,34 @@ struct Job {
     }
   }
 
+  // Adds up the chunks, carrying along what each addition rounds off.
   void fold_range(int64_t which, const Vector& target, int64_t first, int64_t last) const {
-    Compute* sums = partial(0, which).data;
+    const Array sums = partial(0, which);
     for_each_vector<Array>(d, last - first, [&](int64_t j, auto access) EK_LAMBDA {
-      auto sum = hn::Zero(d);
-      for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-        sum = hn::Add(sum, access.load(d, partial(chunk, which), first + j));
+      auto sum = access.load(d, sums, first + j);
+      auto lost = hn::Zero(d);
+      for (int64_t chunk = 1; chunk < plan.chunks; ++chunk) {
+        const auto next = access.load(d, partial(chunk, which), first + j);
+        const auto total = hn::Add(sum, next);
+        const auto added = hn::Sub(total, sum);
+        lost = hn::Add(lost, hn::Add(hn::Sub(sum, hn::Sub(total, added)), hn::Sub(next, added)));
+        sum = total;
       }
-      access.store(d, sum, Array(sums, Dtype::kF32), first + j);
+      // An infinite sum has lost an infinity and its opposite.
+      access.store(d, hn::IfThenElse(hn::IsFinite(sum), hn::Add(sum, lost), sum), sums, first + j);
     });
-    if (plan.kind == Plan::Kind::kRows) to_memory_order<In>(sums + first, last - first);
-    if (!plan.plain_order()) return;
+    if (plan.kind == Plan::Kind::kRows) to_memory_order<In>(sums.data + first, last - first);
+    if (plan.plain_order()) store_gradient(sums, target, first, std::min(last, call.channels));
+  }
+
+  void store_gradient(Array sums, const Vector& target, int64_t first, int64_t last) const {
+    if (size_of(target.dtype) > static_cast<int64_t>(sizeof(Compute))) {
+      for (int64_t c = first; c < last; ++c) store_scalar(target.data, target.dtype, c, sums.data[c]);
+      return;
+    }
     const Any<Compute> result(target.data, target.dtype);
-    for_each_vector<Array>(d, std::min(last, call.channels) - first, [&](int64_t j, auto access) EK_LAMBDA {
-      access.store(d, access.load(d, Array(sums, Dtype::kF32), first + j), result, first + j);
+    for_each_vector<Array>(d, last - first, [&](int64_t j, auto access) EK_LAMBDA {
+      access.store(d, access.load(d, sums, first + j), result, first + j);
     });
   }
 

@@ -134,21 +134,20 @@ struct Pixels : Job<In> {
       probed += row_width(index) / plan.groups;
     }
     fold_groups(columns, groups);
-    fill_by_group(shift, [&](int64_t g) { return groups[g].sum / static_cast<double>(probed); });
+    for (int64_t g = 0; g < plan.groups; ++g) result[g].mean = groups[g].sum / static_cast<double>(probed);
 
+    // Shifts by the means in `result`, and replaces it by what that gives.
     const auto measure = [&] {
+      fill_by_group(shift, [&](int64_t g) { return result[g].mean; });
       group_sums(sample, first, last, shift, columns, groups);
       bool good = true;
       for (int64_t g = 0; g < plan.groups; ++g) {
-        result[g] = from_sums(groups[g], count, static_cast<double>(shift.data[g * channels_per_group()]));
+        result[g] = from_sums(groups[g], count, static_cast<double>(static_cast<Compute>(result[g].mean)));
         good = good && shift_was_good(groups[g], count);
       }
       return good;
     };
-    if (!measure()) {
-      fill_by_group(shift, [&](int64_t g) { return result[g].mean; });
-      measure();
-    }
+    if (!measure()) measure();
     const auto safe = [&](const Sums& sums) {
       return in_safe_range<Compute>(sums.squares, call.eps * static_cast<double>(count));
     };

@@ -121,8 +121,14 @@ HWY_INLINE auto narrow(D, Vec<D> value, const F16*) {
 template <class D, class Half>
   requires ComputesF64<D>
 HWY_INLINE auto narrow(D, Vec<D> value, const Half* as) {
+  // By way of f32, but rounded once: what f32 has no room for is kept as one bit that is set if any of it was.
   const hn::Rebind<float, D> df32;
-  return narrow(df32, hn::DemoteTo(df32, value), as);
+  const hn::Rebind<uint64_t, D> du64;
+  const auto bits = hn::BitCast(du64, value);
+  const auto cut = hn::Set(du64, 0x1fffffff);
+  const auto sticky = hn::IfThenElseZero(hn::Ne(hn::And(bits, cut), hn::Zero(du64)), hn::Set(du64, 0x20000000));
+  const auto kept = hn::BitCast(D(), hn::Or(hn::AndNot(cut, bits), sticky));
+  return narrow(df32, hn::DemoteTo(df32, kept), as);
 }
 
 // The lanes that memory holds: the halves are moved as plain 16-bit integers.
