@@ -1,0 +1,44 @@
+# The two commands are `make demo` and `make test`; the others are their parts, for daily work.
+# They work on a bare Debian 12 or Ubuntu machine: scripts/setup installs what is missing first,
+# and is done in a moment when nothing is.
+
+# Compilers at once; the SIMD sources need about 1 GB each.
+JOBS ?= $(shell nproc)
+
+.PHONY: help setup build test demo bench format lint clean
+
+help:
+	@echo "make demo     build, then a short table of what the library does on this machine"
+	@echo "make test     everything that must hold: tests, sanitizers, fuzzer, package, style"
+	@echo "make setup    install what is missing (apt packages when root, .venv)"
+	@echo "make build    the dev preset, into build/dev"
+	@echo "make bench    the full table, over tests/cases/peers.txt"
+	@echo "make format   rewrite C++ and Python files in the house style"
+	@echo "make lint     check style and spelling without changing anything"
+	@echo "make clean    remove the build folders"
+
+setup:
+	@scripts/setup
+
+build: setup
+	@scripts/build dev $(JOBS)
+
+test: setup
+	@.venv/bin/python scripts/test.py --jobs $(JOBS)
+
+demo: setup
+	@scripts/build release $(JOBS)
+	@build/release/bench/evenkeel-bench --demo
+
+bench: setup
+	@scripts/build release $(JOBS)
+	@build/release/bench/evenkeel-bench --cases tests/cases/peers.txt
+
+format: setup
+	@scripts/lint --fix
+
+lint: setup
+	@scripts/lint
+
+clean:
+	rm -rf build

@@ -1,0 +1,153 @@
+// Checks and times the passes of a case (run_case.h).
+#include "run_case.h"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "device_problem.h"
+#include "support/compare.h"
+#include "support/half.h"
+
+namespace evenkeel::bench {
+namespace {
+
+using support::Accuracy;
+using support::Case;
+using support::Problem;
+
+// Of a tensor or vector; 0 where it is absent.
+template <class Spec>
+double bytes_of(const Spec& spec, int64_t elements) {
+  const auto size = static_cast<double>(support::size_of(spec.dtype));
+  return spec.present ? static_cast<double>(elements) * size : 0;
+}
+
+// Of the big tensors: what the ceiling moves as well.
+double tensor_bytes(const Case& c, bool backward) {
+  const int64_t elements = element_count(c);
+  if (!backward) return bytes_of(c.x, elements) + bytes_of(c.y, elements);
+  return bytes_of(c.dy, elements) + bytes_of(c.x, elements) + bytes_of(c.dx, elements);
+}
+
+double moved_bytes(const Case& c, bool backward) {
+  const int64_t parameters = parameter_count(c);
+  const double statistic = c.x.dtype == EK_F64 ? 8 : 4;
+  double bytes = tensor_bytes(c, backward) + bytes_of(c.weight, parameters);
+  if (backward) {
+    bytes += bytes_of(c.dweight, parameters) + bytes_of(c.dbias, parameters);
+  } else {
+    bytes += bytes_of(c.bias, parameters);
+  }
+  const bool mean = backward ? c.op != EK_RMS_NORM : c.mean;
+  const bool rstd = backward || c.rstd;
+  return bytes + statistic * static_cast<double>(unit_count(c)) * (int{mean} + int{rstd});
+}
+
+void judge(Problem& problem, bool backward, Line& line) {
+  Problem oracle = make_oracle(problem);
+  if (backward) oracle.take_statistics(problem);
+  line.failure =
+      backward ? oracle.backward(support::kReference) : oracle.forward(support::kReference);
+  if (!line.failure.empty()) return;
+  const Accuracy accuracy =
+      backward ? compare_backward(problem, oracle) : compare_forward(problem, oracle);
+  line.failure = accuracy.failure;
+  double share = 0;
+  for (const support::OutputError& output : accuracy.outputs) {
+    if (output.name == "y" || output.name == "dx") line.error = output.max_absolute;
+    share = std::max(share, output.max_share);
+  }
+  line.share = share;
+}
+
+Race time_pass(DeviceProblem& problem, Device& device, const Case& c, bool backward,
+               double seconds) {
+  const auto ours = [&] { static_cast<void>(problem.run(backward)); };
+  const int tensors = backward ? 3 : 2;
+  const auto bytes = static_cast<size_t>(tensor_bytes(c, backward) / tensors);
+  const DeviceMemory out(device, bytes), a(device, bytes), b(device, backward ? bytes : 0);
+  const std::vector<char> zeros(bytes);
+  device.upload(out.data(), zeros.data(), bytes);
+  device.upload(a.data(), zeros.data(), bytes);
+  if (!backward) {
+    return race(
+        device, ours, [&] { device.copy(out.data(), a.data(), bytes); }, seconds);
+  }
+  device.upload(b.data(), zeros.data(), bytes);
+  return race(
+      device, ours, [&] { device.add(out.data(), a.data(), b.data(), bytes); }, seconds);
+}
+
+Line run_pass(Problem& problem, DeviceProblem& on_device, Device& device, const Plan& plan,
+              bool backward, const std::function<void(const std::string&)>& progress) {
+  const Case& c = problem.spec();
+  Line line;
+  line.spec = c;
+  line.spec.forward = !backward;
+  line.spec.backward = backward;
+  line.backward = backward;
+  line.bytes = moved_bytes(c, backward);
+  if (line.failure = on_device.prepare(backward); !line.failure.empty()) return line;
+  line.backend = on_device.backend();
+  if (line.failure = on_device.run(backward); !line.failure.empty()) return line;
+  if (plan.check) {
+    progress("checking");
+    on_device.download(backward);
+    judge(problem, backward, line);
+  }
+  // A call in place changes its own input, so that repeated calls would meet ever stranger values.
+  const bool repeatable = c.in_place == support::InPlace::kNone && element_count(c) > 0;
+  if (plan.time && repeatable && line.failure.empty()) {
+    progress("timing");
+    line.race = time_pass(on_device, device, c, backward, plan.seconds);
+  }
+  return line;
+}
+
+}  // namespace
+
+std::string label(const Case& c) {
+  std::ostringstream out;
+  std::istringstream words(to_string(c));
+  std::string word;
+  words >> word;
+  out << word << ' ';
+  if (c.op == EK_GROUP_NORM) {
+    out << c.samples << 'x' << c.channels << 'x' << c.spatial << '/' << c.groups << ' '
+        << (c.layout == EK_NHWC ? "nhwc " : "nchw ");
+  } else {
+    out << c.rows << 'x' << c.cols << ' ';
+  }
+  out << support::name_of(c.x.dtype);
+  constexpr std::array kSaid = {
+      "rows=", "cols=", "samples=", "channels=", "spatial=", "groups=", "layout=", "x=", "pass="};
+  while (words >> word) {
+    const auto said = [&](const char* key) { return word.starts_with(key); };
+    if (std::none_of(kSaid.begin(), kSaid.end(), said)) out << ' ' << word;
+  }
+  return out.str();
+}
+
+std::vector<Line> run_case(const Case& c, Device& device, const Plan& plan,
+                           const std::function<bool(bool backward)>& wanted,
+                           const std::function<void(const std::string&)>& progress) {
+  std::vector<Line> lines;
+  const bool forward = c.forward && wanted(false), backward = c.backward && wanted(true);
+  if (!forward && !backward) return lines;
+  progress("making inputs");
+  Problem problem(c);
+  DeviceProblem on_device(problem, device, plan.backend);
+  if (forward) {
+    lines.push_back(run_pass(problem, on_device, device, plan, false, progress));
+  }
+  if (backward) {
+    // Statistics come from the reference: those of the forward pass were judged there.
+    std::string failure = problem.save_statistics(support::kReference);
+    lines.push_back(run_pass(problem, on_device, device, plan, true, progress));
+    if (!failure.empty()) lines.back().failure = failure;
+  }
+  return lines;
+}
+
+}  // namespace evenkeel::bench

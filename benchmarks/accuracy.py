@@ -1,0 +1,204 @@
+"""Errors of evenkeel, torch and oneDNN against float64, on the same inputs: the tables of
+docs/numerics.md.
+
+The exact result is computed in float64 from the inputs as stored, and is not rounded: half-
+precision outputs carry at least their own rounding. Each library's backward pass uses the
+statistics of its own forward pass. Two figures per output: the largest error and the root of the
+mean squared error, both relative to the exact result's largest value. Prints Markdown.
+
+    python benchmarks/accuracy.py
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+
+import torch
+
+import contenders
+import ek_ctypes
+import onednn_norm
+import problems
+import rivals
+
+PROBLEMS = [
+    problems.Problem("layer_norm", rows=4096, cols=1024),
+    problems.Problem("layer_norm", rows=65536, cols=64),
+    problems.Problem("layer_norm", rows=1024, cols=15872),
+    problems.Problem("rms_norm", rows=4096, cols=1024),
+    problems.Problem("rms_norm", rows=65536, cols=128),
+    problems.Problem("group_norm", samples=2, channels=320, spatial=4096, groups=32, layout="nchw"),
+    problems.Problem("group_norm", samples=2, channels=320, spatial=4096, groups=32, layout="nhwc"),
+]
+# Mean of x beside its spread of 1. Around 1e4 neighbouring bf16 numbers are 64 apart: rows would be constant.
+MEANS = {"f32": (0.25, 1e4), "bf16": (0.25, 100), "f16": (0.25, 1000)}
+OUTPUTS = ("y", "dx", "dweight", "dbias")
+
+
+def exact(problem, t):
+    """y and the gradients in float64, in the memory format of x."""
+    x, dy = (_units(problem, v.double()) for v in (t.x, t.dy))
+    weight, bias = (_per_unit(problem, v.double()) for v in (t.weight, t.bias))
+    rms = problem.op == "rms_norm"
+    mean = 0 if rms else x.mean(1, keepdim=True)
+    rstd = ((x - mean).square().mean(1, keepdim=True) + problems.EPS).rsqrt()
+    normal = (x - mean) * rstd
+    gradient = dy * weight
+    along = (gradient * normal).mean(1, keepdim=True)
+    constant = 0 if rms else gradient.mean(1, keepdim=True)
+    result = {
+        "y": normal * weight + (0 if rms else bias),
+        "dx": rstd * (gradient - constant - normal * along),
+        "dweight": _fold(problem, dy * normal),
+    }
+    if not rms:
+        result["dbias"] = _fold(problem, dy)
+    return result
+
+
+def _units(problem, v):
+    """One line for each row or group, channels before pixels."""
+    return v.reshape(problem.units, -1)
+
+
+def _per_unit(problem, parameter):
+    """weight or bias, spread so that it multiplies _units()."""
+    if not problem.is_group:
+        return parameter
+    spread = parameter.repeat_interleave(problem.spatial).reshape(problem.groups, -1)
+    return spread.repeat(problem.samples, 1)
+
+
+def _fold(problem, v):
+    """The sum of _units() for each parameter."""
+    if not problem.is_group:
+        return v.sum(0)
+    return v.reshape(problem.samples, problem.channels, problem.spatial).sum((0, 2))
+
+
+def error(problem, computed, reference):
+    """(largest, root mean square) of the error, relative to the largest exact value."""
+    computed = computed.double()
+    computed = computed if computed.dim() == 1 else _units(problem, computed)
+    difference = computed - reference
+    scale = reference.abs().max()
+    return (difference.abs().max() / scale).item(), (
+        difference.square().mean().sqrt() / scale
+    ).item()
+
+
+def outputs_of_evenkeel(library, threads, backend):
+    def run(problem, t):
+        contenders.evenkeel(library, problem, t, False, threads, backend=backend)()
+        contenders.evenkeel(library, problem, t, True, threads, backend=backend)()
+        return [t.y, t.dx, t.dweight, t.dbias]
+
+    return run
+
+
+def outputs_of_onednn(library):
+    def run(problem, t):
+        contenders.onednn(library, problem, t, False)()
+        contenders.onednn(library, problem, t, True)()
+        return [t.y, t.dx, t.dweight, t.dbias]
+
+    return run
+
+
+def outputs_of_torch(weight_as_x):
+    def run(problem, t):
+        y = contenders.torch_native(problem, t, False, weight_as_x)()[0]
+        return [y, *contenders.torch_native(problem, t, True, weight_as_x)()]
+
+    return run
+
+
+def table(libraries, dtype, mean):
+    """Prints one table; returns the outputs at which evenkeel's largest error is not the smallest."""
+    behind = []
+    print(f"\n### {dtype}, mean {mean:g}, spread 1\n")
+    names = [name for name in libraries if dtype != "f32" or name != "torch, f32 weight"]
+    print("| | output | " + " | ".join(names) + " |")
+    print("|---|---|" + "---|" * len(names))
+    for problem in PROBLEMS:
+        reference = exact(problem, problems.Tensors(problem, dtype, mean))
+        cells = {output: [] for output in reference}
+        for name in names:
+            tensors = problems.Tensors(problem, dtype, mean)
+            computed = dict(zip(OUTPUTS, libraries[name](problem, tensors), strict=False))
+            for output, truth in reference.items():
+                cells[output].append(error(problem, computed[output], truth))
+        for output, values in cells.items():
+            label = " ".join(filter(None, [problem.op, str(problem), problem.layout]))
+            texts = [f"{largest:.1e} ({spread:.1e})" for largest, spread in values]
+            title = label if output == "y" else ""
+            print(f"| {title} | {output} | " + " | ".join(texts) + " |", flush=True)
+            if names[0] == "evenkeel" and f"{values[0][0]:.1e}" != f"{min(values)[0]:.1e}":
+                best = names[values.index(min(values))]
+                behind.append(
+                    f"{label} {dtype} mean {mean:g} {output}: {texts[0]}, {best} {min(values)[0]:.1e}"
+                )
+    return behind
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--library", type=pathlib.Path, default=rivals.default_library(), help="libevenkeel.so"
+    )
+    parser.add_argument("--backend", help="evenkeel's backend (default: its best)")
+    parser.add_argument("--without", choices=["evenkeel", "onednn"], action="append", default=[])
+    parser.add_argument(
+        "--dtypes", type=rivals.choices(["f32", "bf16", "f16"]), default=["f32", "bf16"]
+    )
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    if "evenkeel" not in options.without and not options.library.exists():
+        sys.exit(f"--library {options.library}: no such file; build the library first (make build)")
+    if not options.worker:
+        environment = os.environ | onednn_norm.environment()
+        sys.exit(
+            subprocess.run(
+                [sys.executable, *sys.argv, "--worker"], env=environment, check=False
+            ).returncode
+        )
+    libraries, versions = {}, []
+    if "evenkeel" not in options.without:
+        library = ek_ctypes.Evenkeel(options.library)
+        libraries["evenkeel"] = outputs_of_evenkeel(
+            library, torch.get_num_threads(), options.backend
+        )
+        versions.append(f"evenkeel {library.version} {options.backend or library.target}")
+    libraries["torch"] = outputs_of_torch(True)
+    libraries["torch, f32 weight"] = outputs_of_torch(False)
+    versions.append(f"torch {torch.__version__}")
+    if "onednn" not in options.without:
+        library = onednn_norm.OneDnn()
+        libraries["onednn"] = outputs_of_onednn(library)
+        versions.append(f"oneDNN {library.version}")
+    print(
+        f"{', '.join(versions)}; {torch.get_num_threads()} threads. Largest error (root mean square)."
+    )
+    behind = []
+    for dtype in options.dtypes:
+        for mean in MEANS[dtype]:
+            behind += table(libraries, dtype, mean)
+    if behind:
+        print(
+            "\nevenkeel's largest error is above a rival's at:",
+            *behind,
+            sep="\n  ",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    main()

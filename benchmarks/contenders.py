@@ -1,0 +1,238 @@
+"""Every library that is compared, as prepared calls on the same tensors: one call is one forward or
+backward pass.
+
+torch's operators have no true output arguments (their `.out` forms compute elsewhere and copy), so
+they are called in the functional form; keep_pages() makes the allocator hand them the same, already
+mapped pages every time. The backward passes get their statistics from outside the timed call and
+compute all gradients.
+"""
+
+import ctypes
+import warnings
+
+import torch
+import torch.nn.functional as F
+
+import ek_ctypes as ek
+import native
+import onednn_norm
+from problems import EPS
+
+LIMIT = "limit"
+TORCH_LIMIT = "torch copy/add"
+ALL_OUTPUTS = [True, True, True]
+
+# torch's rms_norm says so whenever the weight is wider than x; that is one of its variants here.
+warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+
+
+def keep_pages():
+    """Freed memory stays with the process: fresh pages would cost more than a norm does."""
+    libc = ctypes.CDLL(None)
+    m_trim_threshold, m_mmap_max = -1, -4
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, -1)
+
+
+class Ceiling:
+    """The copy and the add of ceiling.c."""
+
+    def __init__(self, threads):
+        flags = ["-O3", "-march=native", "-mprefer-vector-width=512"]
+        self.library = native.load(
+            "ceiling.c", [*flags, "-fno-tree-loop-distribute-patterns", "-pthread"]
+        )
+        self.library.ceiling_run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t]
+        if self.library.ceiling_start(threads):
+            raise RuntimeError(f"could not start {threads} threads")
+
+    def prepare(self, t, backward):
+        words = t.x.numel() * t.x.element_size() // 4
+        run, x = self.library.ceiling_run, t.x.data_ptr()
+        if backward:
+            dx, dy = t.dx.data_ptr(), t.dy.data_ptr()
+            return lambda: run(dx, x, dy, words)
+        y = t.y.data_ptr()
+        return lambda: run(y, x, None, words)
+
+
+def torch_limit(t, backward):
+    """The same ceiling by torch, as a check of ours."""
+    return (lambda: torch.add(t.x, t.dy, out=t.dx)) if backward else (lambda: t.y.copy_(t.x))
+
+
+def evenkeel(library, problem, t, backward, threads, weight_as_x=False, backend=None):
+    """evenkeel with float32 parameters, or with parameters in x's dtype."""
+    fields = {
+        name: getattr(problem, name)
+        for name in problem.__dataclass_fields__
+        if name not in ("op", "layout")
+    }
+    description = ek.sized(
+        ek.Problem,
+        op=ek.OPS[problem.op],
+        layout=ek.LAYOUTS.get(problem.layout, 0),
+        eps=EPS,
+        **fields,
+    )
+    kind = t.dtype if weight_as_x else t.statistics_dtype
+    suffix = "_as_x" if weight_as_x else ""
+    rms = problem.op == "rms_norm"
+
+    def vector(name, wanted=True):
+        return ek.vector(getattr(t, name + suffix).data_ptr() if wanted else None, kind)
+
+    common = {
+        "x": ek.tensor(t.x.data_ptr(), t.dtype),
+        "weight": vector("weight"),
+        "bias": vector("bias", not rms),
+        "mean": None if rms else t.mean.data_ptr(),
+        "rstd": t.rstd.data_ptr(),
+    }
+    if not backward:
+        args = ek.sized(ek.ForwardArgs, y=ek.tensor(t.y.data_ptr(), t.dtype), **common)
+        return library.forward(description, args, threads, backend)
+    args = ek.sized(
+        ek.BackwardArgs,
+        dy=ek.tensor(t.dy.data_ptr(), t.dtype),
+        dx=ek.tensor(t.dx.data_ptr(), t.dtype),
+        dweight=vector("dweight"),
+        dbias=vector("dbias", not rms),
+        **common,
+    )
+    return library.backward(description, args, threads, backend)
+
+
+def onednn(library, problem, t, backward):
+    """oneDNN, float32 scale and shift: the only ones for which it has fast code."""
+    height, width = problem.pixels if problem.is_group else (0, 0)
+    call, _ = library.prepare(
+        onednn_norm.Request(
+            op=onednn_norm.OPS[problem.op],
+            nhwc=problem.layout == "nhwc",
+            dtype=onednn_norm.DTYPES[t.dtype],
+            backward=backward,
+            rows=problem.rows,
+            cols=problem.cols,
+            samples=problem.samples,
+            channels=problem.channels,
+            height=height,
+            width=width,
+            groups=problem.groups,
+            eps=EPS,
+            x=t.x.data_ptr(),
+            y=t.y.data_ptr(),
+            scale=t.weight.data_ptr(),
+            shift=t.bias.data_ptr(),
+            mean=t.mean.data_ptr(),
+            variance=t.variance.data_ptr(),
+            dy=t.dy.data_ptr(),
+            dx=t.dx.data_ptr(),
+            dscale=t.dweight.data_ptr(),
+            dshift=t.dbias.data_ptr(),
+        )
+    )
+    return call
+
+
+def torch_native(problem, t, backward, weight_as_x):
+    """torch's own operators. Calls return (y, ...) or (dx, dweight, dbias)."""
+    weight, bias = (t.weight_as_x, t.bias_as_x) if weight_as_x else (t.weight, t.bias)
+    aten = torch.ops.aten
+    if problem.op == "rms_norm":
+        return _torch_rms_norm(problem, t, backward, weight)
+    if problem.is_group:
+        sizes = problem.samples, problem.channels, problem.spatial, problem.groups
+        if not backward:
+            return lambda: aten.native_group_norm(t.x, weight, bias, *sizes, EPS)
+        _, mean, rstd = aten.native_group_norm(t.x, weight, bias, *sizes, EPS)
+        return lambda: aten.native_group_norm_backward(
+            t.dy, t.x, mean, rstd, weight, *sizes, ALL_OUTPUTS
+        )
+    shape = [problem.cols]
+    if not backward:
+        return lambda: aten.native_layer_norm(t.x, shape, weight, bias, EPS)
+    _, mean, rstd = aten.native_layer_norm(t.x, shape, weight, bias, EPS)
+    return lambda: aten.native_layer_norm_backward(
+        t.dy, t.x, shape, mean, rstd, weight, bias, ALL_OUTPUTS
+    )
+
+
+def _torch_rms_norm(problem, t, backward, weight):
+    if not backward:
+        return lambda: (F.rms_norm(t.x, [problem.cols], weight, EPS),)
+    inputs = t.x.detach().requires_grad_(), weight.detach().requires_grad_()
+    y = F.rms_norm(inputs[0], [problem.cols], inputs[1], EPS)
+    dy = t.dy.to(y.dtype)
+    return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+
+def torch_compiled(problem, t, backward, weight_as_x):
+    """torch.compile of the functional form; the backward pass is the compiled graph's."""
+    weight, bias = (t.weight_as_x, t.bias_as_x) if weight_as_x else (t.weight, t.bias)
+    if problem.op == "rms_norm":
+        norm = torch.compile(lambda x, w, b: F.rms_norm(x, [problem.cols], w, EPS), dynamic=False)
+    elif problem.is_group:
+        norm = torch.compile(
+            lambda x, w, b: F.group_norm(x, problem.groups, w, b, EPS), dynamic=False
+        )
+    else:
+        norm = torch.compile(
+            lambda x, w, b: F.layer_norm(x, [problem.cols], w, b, EPS), dynamic=False
+        )
+    if not backward:
+        return lambda: norm(t.x, weight, bias)
+    inputs = [v.detach().requires_grad_() for v in (t.x, weight, bias)]
+    y = norm(*inputs)
+    if problem.op == "rms_norm":
+        inputs.pop()
+    return lambda: torch.autograd.grad(y, inputs, t.dy, retain_graph=True)
+
+
+class Libraries:
+    """What is loaded once for a process: the libraries and their versions."""
+
+    def __init__(self, names, library_path, threads):
+        torch.set_num_threads(threads)
+        self.names = names
+        self.threads = threads
+        self.ceiling = Ceiling(threads)
+        self.versions = {"torch": torch.__version__}
+        if "evenkeel" in names:
+            self.evenkeel = ek.Evenkeel(library_path)
+            self.versions["evenkeel"] = f"{self.evenkeel.version} {self.evenkeel.target}"
+        if "onednn" in names:
+            self.onednn = onednn_norm.OneDnn()
+            self.versions["onednn"] = self.onednn.version
+
+    def prepare(self, problem, t, backward):
+        """(calls, refusals), both by name; a library that cannot do it is among the refusals."""
+        half = t.dtype in ("bf16", "f16")
+        makers = {
+            LIMIT: lambda: self.ceiling.prepare(t, backward),
+            TORCH_LIMIT: lambda: torch_limit(t, backward),
+        }
+        if "evenkeel" in self.names:
+            makers["evenkeel"] = lambda: evenkeel(self.evenkeel, problem, t, backward, self.threads)
+            if half:
+                makers[f"evenkeel, {t.dtype} weight"] = lambda: evenkeel(
+                    self.evenkeel, problem, t, backward, self.threads, weight_as_x=True
+                )
+        for name, make in (("torch", torch_native), ("torch.compile", torch_compiled)):
+            if name in self.names:
+                makers[name] = lambda make=make: make(problem, t, backward, weight_as_x=half)
+                if half:
+                    makers[f"{name}, f32 weight"] = lambda make=make: make(
+                        problem, t, backward, weight_as_x=False
+                    )
+        if "onednn" in self.names and t.dtype in onednn_norm.DTYPES:
+            makers["onednn"] = lambda: onednn(self.onednn, problem, t, backward)
+        calls, refusals = {}, {}
+        for name, make in makers.items():
+            try:
+                call = make()
+                call()
+                calls[name] = call
+            except RuntimeError as error:
+                refusals[name] = str(error).splitlines()[0]
+        return calls, refusals

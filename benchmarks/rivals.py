@@ -1,0 +1,248 @@
+"""evenkeel beside torch and oneDNN: every problem of tests/cases/peers.txt, forward and backward, in
+one run.
+
+Each thread count gets a process of its own, confined to as many processors, since oneDNN takes as
+many threads as it sees processors. Inputs and outputs are allocated once for all; the ceiling (a
+copy, for backward an add of two tensors, ordinary stores, the same threads) runs in the same
+rounds. "of limit" is the ceiling's time / the contender's.
+
+    python benchmarks/rivals.py --threads 1,2 --csv benchmarks/results/rivals.csv
+"""
+
+import argparse
+import csv
+import datetime
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+
+import contenders
+import measure
+import onednn_norm
+import problems
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONTENDERS = ("evenkeel", "torch", "onednn", "torch.compile")
+DEFAULT_CONTENDERS = CONTENDERS[:3]
+COLUMNS = (
+    "date commit cpu threads op shape layout dtype pass contender time_us of_limit versions"
+).split()
+
+
+def cpu_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def commit():
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def default_library():
+    for folder in ("build/release", "build/cpu-only", "build/dev", "build"):
+        path = ROOT / folder / "libevenkeel.so"
+        if path.exists():
+            return path
+    return ROOT / "build/release/libevenkeel.so"
+
+
+def choices(allowed):
+    """An argparse type: comma separated words, each one of `allowed`."""
+
+    def parse(text):
+        words = text.split(",")
+        for word in words:
+            if word not in allowed:
+                raise argparse.ArgumentTypeError(f"'{word}' is not one of {', '.join(allowed)}")
+        return words
+
+    return parse
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--threads",
+        default="1,2",
+        help="thread counts, each in a process of its own (default: 1,2)",
+    )
+    parser.add_argument("--dtypes", type=choices(list(problems.DTYPES)), default=["f32", "bf16"])
+    parser.add_argument(
+        "--passes", type=choices(["forward", "backward"]), default=["forward", "backward"]
+    )
+    parser.add_argument("--contenders", type=choices(CONTENDERS), default=list(DEFAULT_CONTENDERS))
+    parser.add_argument(
+        "--cases", type=pathlib.Path, default=problems.CASES / "peers.txt", help="a case list"
+    )
+    parser.add_argument(
+        "--filter", default="", help='only lines that contain this, e.g. "layer_norm 4096x1024"'
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="time for each line (default: 3)"
+    )
+    parser.add_argument("--quick", action="store_true", help="half a second for each line")
+    parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
+    parser.add_argument(
+        "--library", type=pathlib.Path, default=default_library(), help="libevenkeel.so"
+    )
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def fastest(times, family):
+    """The name of a library's fastest variant, or None."""
+    found = [name for name in times if name.split(",")[0] == family]
+    return min(found, key=lambda name: statistics.median(times[name]), default=None)
+
+
+class Table:
+    """Prints a line as soon as it is measured. For evenkeel's own column its parameters are float32."""
+
+    def __init__(self, names):
+        self.rivals = [name for name in names if name != "evenkeel"]
+        self.columns = [contenders.LIMIT, contenders.TORCH_LIMIT, "evenkeel", *self.rivals]
+        self.leads = []
+        self.mixed = []
+
+    def header(self, threads, libraries):
+        versions = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
+        count = f"{threads} thread{'s' if threads > 1 else ''}"
+        print(f"\n{cpu_name()}, {count}; {versions}; outputs reused")
+        print("time in microseconds (of limit); lead: best rival's time / evenkeel's;")
+        print("mixed: evenkeel's time with parameters in x's dtype / with float32 parameters\n")
+        cells = "".join(f"{name:>18}" for name in self.columns)
+        print(f"{'':<46}{cells}{'lead':>8}{'mixed':>8}", flush=True)
+
+    def line(self, label, times, refusals):
+        rivals = {name: fastest(times, name) for name in self.rivals}
+        text = f"{label:<46}"
+        for column in self.columns:
+            name = rivals.get(column, column)
+            if name in times:
+                of_limit = measure.ratio(times, contenders.LIMIT, name)
+                text += f"{statistics.median(times[name]) * 1e6:>11.1f} ({of_limit:4.2f})"
+            else:
+                text += f"{'-':>18}"
+        rivals = [name for name in rivals.values() if name]
+        behind = False
+        if "evenkeel" in times and rivals:
+            lead = min(measure.ratio(times, name, "evenkeel") for name in rivals)
+            behind = lead <= 1
+            self.leads.append(lead)
+            text += f"{lead:8.2f}"
+        for name in times:
+            if name.startswith("evenkeel,"):
+                self.mixed.append(measure.ratio(times, name, "evenkeel"))
+                text += f"{self.mixed[-1]:8.2f}"
+        print(text + ("  behind" if behind else ""), flush=True)
+        for name, reason in refusals.items():
+            print(f"    {name}: {reason}")
+
+    def footer(self):
+        if self.leads:
+            ahead = sum(lead > 1 for lead in self.leads)
+            print(
+                f"\nahead in {ahead} of {len(self.leads)} lines; smallest lead {min(self.leads):.2f}"
+            )
+        if self.mixed:
+            print(f"mixed dtypes: {min(self.mixed):.2f} to {max(self.mixed):.2f}")
+
+
+def work(options):
+    """Measures with one thread count; False if evenkeel refused a line."""
+    contenders.keep_pages()
+    threads = options.worker
+    libraries = contenders.Libraries(options.contenders, options.library, threads)
+    versions = "; ".join(f"{name} {version}" for name, version in libraries.versions.items())
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")
+    constants = {
+        "date": date,
+        "commit": commit(),
+        "cpu": cpu_name(),
+        "threads": threads,
+        "versions": versions,
+    }
+    table = Table(options.contenders)
+    table.header(threads, libraries)
+    rows = []
+    fine = True
+    for problem in problems.read(options.cases):
+        for dtype in options.dtypes:
+            labels = {
+                name: " ".join(
+                    filter(None, [problem.op, str(problem), problem.layout, dtype, name])
+                )
+                for name in options.passes
+            }
+            labels = {name: label for name, label in labels.items() if options.filter in label}
+            if not labels:
+                continue
+            tensors = problems.Tensors(problem, dtype)
+            for name, label in labels.items():
+                calls, refusals = libraries.prepare(problem, tensors, backward=name == "backward")
+                times = measure.rounds(calls, 0.5 if options.quick else options.seconds)
+                table.line(label, times, refusals)
+                fine = fine and not any(refused.startswith("evenkeel") for refused in refusals)
+                for contender, values in times.items():
+                    of_limit = measure.ratio(times, contenders.LIMIT, contender)
+                    rows.append(
+                        constants
+                        | {
+                            "op": problem.op,
+                            "shape": str(problem),
+                            "layout": problem.layout,
+                            "dtype": dtype,
+                        }
+                        | {"pass": name, "contender": contender}
+                        | {
+                            "time_us": f"{statistics.median(values) * 1e6:.2f}",
+                            "of_limit": f"{of_limit:.3f}",
+                        }
+                    )
+    table.footer()
+    if options.csv:
+        append(options.csv, rows)
+    return fine
+
+
+def append(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def start_worker(threads):
+    """This program again, for one thread count, on as many processors; its exit code."""
+    processors = sorted(os.sched_getaffinity(0))
+    if threads > len(processors):
+        sys.exit(f"--threads {threads}: this machine offers {len(processors)} processors")
+    environment = os.environ | onednn_norm.environment() | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, *sys.argv, "--worker", str(threads)]
+    confine = lambda: os.sched_setaffinity(0, processors[:threads])  # noqa: E731
+    return subprocess.run(command, env=environment, preexec_fn=confine, check=False).returncode
+
+
+def main():
+    options = arguments()
+    if "evenkeel" in options.contenders and not options.library.exists():
+        sys.exit(f"--library {options.library}: no such file; build the library first (make build)")
+    if options.worker:
+        sys.exit(0 if work(options) else 1)
+    sys.exit(max(start_worker(int(threads)) for threads in options.threads.split(",")))
+
+
+if __name__ == "__main__":
+    main()

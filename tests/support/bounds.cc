@@ -1,0 +1,187 @@
+// The error analysis behind bounds.h. In the names, e_v is the allowed absolute error of v.
+#include "support/bounds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/half.h"
+
+namespace evenkeel::support {
+namespace {
+
+struct Arithmetic {
+  double u;     // unit roundoff
+  double tiny;  // what underflow may cost a single operation
+  bool wide;    // float64
+
+  // A sum of that many terms is off by no more than this share of the sum of their magnitudes.
+  // Rounding errors are random at best; small terms that are added to one large one are not. Blocks
+  // of a long sum are added up on their own, and the oracle adds up one term after the other.
+  double sum_error(double terms) const {
+    return u * (8 + (wide ? terms / 2 : std::sqrt(std::min(terms, 16384.0)) / 2));
+  }
+};
+
+// In float64 the oracle's own rounding counts as well.
+Arithmetic arithmetic_of(const Case& c, bool backward) {
+  if (computes_in_f64(c, backward)) return {std::ldexp(1.0, -52), std::ldexp(1.0, -1022), true};
+  return {std::ldexp(1.0, -24), std::ldexp(1.0, -148), false};
+}
+
+double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+
+// The casting order llama rounds the normalized value, and an error below half an ulp can become a
+// whole one where a rounding boundary is within reach.
+double error_after_casting(const Case& c, double value, double e_value, double* rounded) {
+  if (c.casting != EK_CASTING_LLAMA) {
+    *rounded = value;
+    return e_value;
+  }
+  const Format format = format_of(c.x.dtype);
+  *rounded = round_to(value, format);
+  return std::max(round_to(value + e_value, format) - *rounded,
+                  *rounded - round_to(value - e_value, format));
+}
+
+}  // namespace
+
+ParameterIndex::ParameterIndex(const Case& c)
+    : groups_(c.op == EK_GROUP_NORM ? c.groups : 1),
+      group_channels_(c.op == EK_GROUP_NORM ? c.channels / c.groups : 0),
+      pixels_(c.op == EK_GROUP_NORM ? c.spatial : 1) {}
+
+void bound_forward(const Case& c, int64_t unit, const std::vector<double>& x,
+                   const Parameters& parameters, ForwardBounds& bounds) {
+  const Arithmetic arithmetic = arithmetic_of(c, false);
+  const double u = arithmetic.u, tiny = arithmetic.tiny;
+  const bool centers = c.op != EK_RMS_NORM;
+  const auto size = static_cast<double>(x.size());
+  const double sum_u = arithmetic.sum_error(size);
+
+  double mean = 0, variance = 0;
+  if (centers) {
+    for (const double value : x) mean += value;
+    mean /= size;
+  }
+  for (const double value : x) variance += (value - mean) * (value - mean);
+  variance /= size;
+
+  const double rstd = 1 / std::sqrt(variance + c.eps);
+  const double e_stored = (arithmetic.wide ? sum_u : 2 * u) * std::fabs(mean);
+  const double e_mean = centers ? e_stored + sum_u * std::sqrt(variance) + 4 * tiny : 0;
+  // Means of blocks are float64 for float32, but no wider than the compute type for float64.
+  const double e_merged = arithmetic.wide ? 8 * u * std::fabs(mean) * std::sqrt(variance) : 0;
+  const double e_variance = 2 * sum_u * variance + e_merged + e_mean * e_mean + 4 * tiny;
+  const double e_rstd = rstd * (0.5 * e_variance * rstd * rstd + 3 * u);
+  bounds.mean = e_mean;
+  bounds.rstd = e_rstd;
+
+  const ParameterIndex parameter(c);
+  bounds.y.resize(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto p = static_cast<size_t>(parameter(unit, static_cast<int64_t>(i)));
+    const double weight = parameters.weight[p], bias = parameters.bias[p];
+    const double normalized = (x[i] - mean) * rstd;
+    const double e_normalized = e_mean * rstd + std::fabs(x[i] - mean) * e_rstd +
+                                2 * u * std::fabs(normalized) + tiny * rstd;
+    double cast;
+    const double e_cast = error_after_casting(c, normalized, e_normalized, &cast);
+    const double scaled = cast * weight, z = scaled + bias;
+    const double e_z =
+        std::fabs(weight) * e_cast + 3 * u * std::fabs(scaled) + u * std::fabs(bias) + tiny;
+    if (c.activation == EK_ACTIVATION_NONE) {
+      bounds.y[i] = e_z;
+    } else {
+      bounds.y[i] = 1.1 * e_z + (8 + std::fabs(z)) * u * std::fabs(z * sigmoid(z)) +
+                    std::ldexp(1.0, format_of(EK_F32).min_exponent);
+    }
+  }
+}
+
+BackwardBounds::BackwardBounds(const Case& c, const Parameters& parameters)
+    : case_(c),
+      parameters_(parameters),
+      parameter_(c),
+      dweight_(parameters.weight.size()),
+      dbias_(parameters.weight.size()) {}
+
+void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
+                              const std::vector<double>& dy, double mean, double rstd,
+                              std::vector<double>& dx) {
+  const Arithmetic arithmetic = arithmetic_of(case_, true);
+  const double u = arithmetic.u, tiny = arithmetic.tiny;
+  const bool centers = case_.op != EK_RMS_NORM;
+  const auto size = static_cast<double>(x.size());
+  const double sum_u = arithmetic.sum_error(size);
+
+  // First the sums over the unit; dx[i] meanwhile holds the error of the element's own term.
+  double sum = 0, product = 0;                  // of g, of g * normalized
+  double magnitude = 0, product_magnitude = 0;  // the same of absolute values
+  double e_terms = 0, e_product_terms = 0;
+  dx.resize(x.size());
+  const double e_center = u * std::fabs(mean) * rstd + tiny * rstd;
+  const auto g_of = [&](size_t i, double* e_g, bool accumulate) {
+    const auto p = static_cast<size_t>(parameter_(unit, static_cast<int64_t>(i)));
+    const double weight = parameters_.weight[p];
+    const double normalized = (x[i] - mean) * rstd;
+    const double e_normalized = 3 * u * std::fabs(normalized) + e_center;
+    double cast;
+    const double e_cast = error_after_casting(case_, normalized, e_normalized, &cast);
+    double dz = dy[i], e_dz = 0;
+    if (case_.activation == EK_ACTIVATION_SILU) {
+      const double scaled = cast * weight, z = scaled + parameters_.bias[p], s = sigmoid(z);
+      const double e_z = std::fabs(weight) * e_cast + 3 * u * std::fabs(scaled) +
+                         u * std::fabs(parameters_.bias[p]);
+      dz *= s * (1 + z * (1 - s));
+      e_dz = std::fabs(dy[i]) * (0.5 * e_z + 8 * u) + u * std::fabs(dz);
+    }
+    if (accumulate) {
+      dweight_[p].magnitude += std::fabs(dz * cast);
+      dweight_[p].error += std::fabs(cast) * e_dz + std::fabs(dz) * e_cast + tiny;
+      dbias_[p].magnitude += std::fabs(dz);
+      dbias_[p].error += e_dz + tiny;
+    }
+    *e_g = std::fabs(weight) * e_dz + 2 * u * std::fabs(dz * weight) + tiny;
+    return dz * weight;
+  };
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double g = g_of(i, &dx[i], true);
+    const double normalized = (x[i] - mean) * rstd;
+    const double e_normalized = 3 * u * std::fabs(normalized) + e_center;
+    sum += g;
+    product += g * normalized;
+    magnitude += std::fabs(g);
+    product_magnitude += std::fabs(g * normalized);
+    e_terms += dx[i];
+    e_product_terms += dx[i] * std::fabs(normalized) + std::fabs(g) * e_normalized;
+  }
+  sum = centers ? sum / size : 0;
+  product /= size;
+  const double e_sum = centers ? (sum_u * magnitude + e_terms) / size + tiny : 0;
+  const double e_product = (sum_u * product_magnitude + e_product_terms) / size + tiny;
+  for (size_t i = 0; i < x.size(); ++i) {
+    double e_g;
+    const double g = g_of(i, &e_g, false);
+    const double normalized = (x[i] - mean) * rstd;
+    const double e_normalized = 3 * u * std::fabs(normalized) + e_center;
+    dx[i] = rstd * (e_g + e_sum + std::fabs(normalized) * e_product +
+                    std::fabs(product) * e_normalized +
+                    4 * u * (std::fabs(g) + std::fabs(sum) + std::fabs(normalized * product))) +
+            tiny;
+  }
+}
+
+std::vector<double> BackwardBounds::total(const std::vector<Sum>& sums) const {
+  const int64_t terms = element_count(case_) / parameter_count(case_);
+  const double sum_u = arithmetic_of(case_, true).sum_error(static_cast<double>(terms));
+  std::vector<double> bounds;
+  for (const Sum& sum : sums) {
+    bounds.push_back(sum.error + sum_u * sum.magnitude);
+  }
+  return bounds;
+}
+
+std::vector<double> BackwardBounds::dweight() const { return total(dweight_); }
+std::vector<double> BackwardBounds::dbias() const { return total(dbias_); }
+
+}  // namespace evenkeel::support
