@@ -19,9 +19,11 @@ constexpr int64_t kSerialElements = 16384;
 // Results that are larger than this are not read again out of the cache anyway.
 constexpr int64_t kStreamBytes = int64_t{8} << 20;
 
-// Rows of pixels are filled up to about this many elements, and strips of them to that many.
+// Rows of pixels are filled up to about this many elements, and strips of them to that many, in not too many rows: a
+// column is summed in f32 down the strip.
 constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
+constexpr int64_t kStripRows = 1024;
 
 // Arrays that go with a row are padded to this many elements: twice the longest vector.
 constexpr int64_t kPadding = 64;
@@ -64,7 +66,7 @@ void set_shape(const Call& call, Plan& plan) {
     } else {
       plan.repeat = pixels_per_row(call);
       plan.length = call.channels * plan.repeat;
-      plan.strip = divide_up(kStrip, plan.length);
+      plan.strip = std::min(divide_up(kStrip, plan.length), kStripRows);
     }
   }
   plan.parameters = call.channels * plan.repeat;

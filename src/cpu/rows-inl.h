@@ -200,7 +200,7 @@ struct Rows : Job<In> {
     if (!call.dx) return;
     with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
       for (int64_t i = 0; i < 2 * count; ++i) {
-        if (block(i / 2) + i % 2 == end) break;
+        if (block(i / 2) + i % 2 == end) continue;
         input_gradient_part<kSilu, kStream>(unit(i / 2) + i % 2 * plan.groups, total[i / 2][i % 2], 0, plan.length, cast);
       }
     });

@@ -203,8 +203,10 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
     const In x0 = x + row * stride, x1 = x0 + stride, x2 = x1 + stride, x3 = x2 + stride;
     for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
       const auto at = access.load(d, shift, i);
-      const auto v0 = hn::Sub(access.load(d, x0, i), at), v1 = hn::Sub(access.load(d, x1, i), at);
-      const auto v2 = hn::Sub(access.load(d, x2, i), at), v3 = hn::Sub(access.load(d, x3, i), at);
+      const auto shifted = [&](const In& from) EK_LAMBDA {
+        return access.zero_outside(d, hn::Sub(access.load(d, from, i), at));
+      };
+      const auto v0 = shifted(x0), v1 = shifted(x1), v2 = shifted(x2), v3 = shifted(x3);
       const auto s = hn::Add(hn::Add(v0, v1), hn::Add(v2, v3));
       const auto q = hn::Add(hn::MulAdd(v0, v0, hn::Mul(v1, v1)), hn::MulAdd(v2, v2, hn::Mul(v3, v3)));
       access.store(d, hn::Add(access.load(d, sum, i), s), sum, i);
@@ -214,7 +216,7 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
   for (; row < count; ++row) {
     const In x0 = x + row * stride;
     for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
-      const auto v = hn::Sub(access.load(d, x0, i), access.load(d, shift, i));
+      const auto v = access.zero_outside(d, hn::Sub(access.load(d, x0, i), access.load(d, shift, i)));
       access.store(d, hn::Add(access.load(d, sum, i), v), sum, i);
       access.store(d, hn::MulAdd(v, v, access.load(d, squares, i)), squares, i);
     });

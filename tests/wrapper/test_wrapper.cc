@@ -47,8 +47,8 @@ TEST(Wrapper, ForwardAndBackwardReachTheLibrary) {
   const std::vector<double> x = {1, 3, -2, 2}, weight = {2, 3}, bias = {10, 20};
   std::vector<double> y(4), mean(2), rstd(2);
   const auto problem = evenkeel::layer_norm(2, 2, 0.0);
-  evenkeel::forward(
-      problem, {.x = x, .y = y, .weight = weight, .bias = bias, .mean = mean, .rstd = rstd});
+  evenkeel::forward(problem,
+                    {.x = x, .y = y, .weight = weight, .bias = bias, .mean = mean, .rstd = rstd});
   EXPECT_EQ(y, (std::vector<double>{8, 23, 8, 23}));
   EXPECT_EQ(mean, (std::vector<double>{2, 0}));
   EXPECT_EQ(rstd, (std::vector<double>{1, 0.5}));
@@ -88,8 +88,7 @@ TEST(Wrapper, MakesEveryProblem) {
 TEST(Wrapper, HalfTypesAreNamed) {
   const std::array<std::uint16_t, 2> x = {0x3f80, 0x4040};  // 1 and 3 in bfloat16
   std::array<float, 2> y = {};
-  evenkeel::forward(evenkeel::layer_norm(1, 2, 0.0),
-                    {.x = {x.data(), x.size(), EK_BF16}, .y = y});
+  evenkeel::forward(evenkeel::layer_norm(1, 2, 0.0), {.x = {x.data(), x.size(), EK_BF16}, .y = y});
   EXPECT_EQ(y, (std::array<float, 2>{-1, 1}));
 }
 
@@ -220,8 +219,9 @@ TEST(Wrapper, ExecutionIsPassedOn) {
   EXPECT_NE(text.find("reference: runs"), std::string::npos) << text;
   execution.backend = "nobody";
   EXPECT_EQ(error_of([&] { evenkeel::forward(problem, {.x = x, .y = y}, execution); }).status(),
-            error_of([&] { evenkeel::explain(problem, ForwardArgs{.x = x, .y = y}, execution); })
-                .status());
+            error_of([&] {
+              evenkeel::explain(problem, ForwardArgs{.x = x, .y = y}, execution);
+            }).status());
   EXPECT_NE(error_of([&] { evenkeel::forward(problem, {.x = x, .y = y}, execution); }).status(),
             EK_OK);
 }
