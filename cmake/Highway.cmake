@@ -65,12 +65,14 @@ endif()
 
 # Sanitized code takes long to compile, so it is made for one instruction set: what the sanitizers
 # watch is written once for all of them. Tracking the scope of every temporary of the inlined kernels
-# would cost five times as much again. Any alignment is allowed, so that is not watched.
+# would cost five times as much again. Any alignment is allowed, so that is not watched; null pointers
+# trap anyway, and accesses past an object are what the address sanitizer is for.
 if(EVENKEEL_SANITIZE)
   target_compile_options(evenkeel_highway INTERFACE
-    -fno-sanitize-address-use-after-scope -fno-sanitize=alignment)
+    -fno-sanitize-address-use-after-scope -fno-sanitize=alignment,null,object-size)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     target_compile_options(evenkeel_highway INTERFACE -march=x86-64-v3 -maes -mpclmul)
     target_compile_definitions(evenkeel_highway INTERFACE HWY_COMPILE_ONLY_STATIC)
+    set(EVENKEEL_CPU_TARGETS AVX2)
   endif()
 endif()

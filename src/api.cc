@@ -1,4 +1,5 @@
-// extern "C": validate, pick the first backend that accepts, run it. The only place that knows which backends exist.
+// extern "C": validate, pick the first backend that accepts, run it. The only place that knows
+// which backends exist.
 #include <cstdio>
 #include <cstring>
 #include <iterator>
@@ -35,7 +36,8 @@ class Report {
   size_t left_;
 };
 
-// The first backend that accepts, or the one that was asked for. Only a wanted report costs the look at the others.
+// The first backend that accepts, or the one that was asked for. Only a wanted report costs the
+// look at the others.
 ek_status pick(const Call& call, const char* wanted, Report* report, const Backend*& picked) {
   picked = nullptr;
   bool known = wanted == nullptr;
@@ -67,24 +69,26 @@ ek_status pick(const Call& call, const char* wanted, Report* report, const Backe
     char names[128];
     size_t length = 0;
     for (const Backend* backend : kBackends) {
-      length += static_cast<size_t>(
-          std::snprintf(names + length, sizeof names - length, "%s%s", length == 0 ? "" : ", ", backend->name));
+      length += static_cast<size_t>(std::snprintf(names + length, sizeof names - length, "%s%s",
+                                                  length == 0 ? "" : ", ", backend->name));
     }
-    return fail(EK_INVALID_ARGUMENT, "execution.backend is \"%s\", but must be NULL or one of %s", wanted, names);
+    return fail(EK_INVALID_ARGUMENT, "execution.backend is \"%s\", but must be NULL or one of %s",
+                wanted, names);
   }
   return fail(EK_UNSUPPORTED, "no backend can run this call:\n%s", refusals);
 }
 
 template <typename Args>
-ek_status prepare(const ek_problem* problem, const Args* args, const ek_execution* execution, Report* report,
-                  Call& call, const Backend*& backend) {
+ek_status prepare(const ek_problem* problem, const Args* args, const ek_execution* execution,
+                  Report* report, Call& call, const Backend*& backend) {
   clear_error();
   const ek_status status = validate(problem, args, execution, call);
   return status == EK_OK ? pick(call, execution->backend, report, backend) : status;
 }
 
 template <typename Args>
-ek_status workspace(const ek_problem* problem, const Args* args, const ek_execution* execution, size_t* bytes) {
+ek_status workspace(const ek_problem* problem, const Args* args, const ek_execution* execution,
+                    size_t* bytes) {
   Call call;
   const Backend* backend;
   const ek_status status = prepare(problem, args, execution, nullptr, call, backend);
@@ -104,8 +108,8 @@ ek_status run(const ek_problem* problem, const Args* args, const ek_execution* e
 }
 
 template <typename Args>
-ek_status explain(const ek_problem* problem, const Args* args, const ek_execution* execution, const char** name,
-                  char* text, size_t capacity) {
+ek_status explain(const ek_problem* problem, const Args* args, const ek_execution* execution,
+                  const char** name, char* text, size_t capacity) {
   Call call;
   const Backend* backend;
   Report report(text, capacity);
@@ -122,8 +126,8 @@ ek_status explain(const ek_problem* problem, const Args* args, const ek_executio
 
 extern "C" {
 
-ek_status ek_forward_workspace(const ek_problem* problem, const ek_forward_args* args, const ek_execution* execution,
-                               size_t* bytes) {
+ek_status ek_forward_workspace(const ek_problem* problem, const ek_forward_args* args,
+                               const ek_execution* execution, size_t* bytes) {
   return evenkeel::workspace(problem, args, execution, bytes);
 }
 
@@ -132,21 +136,25 @@ ek_status ek_backward_workspace(const ek_problem* problem, const ek_backward_arg
   return evenkeel::workspace(problem, args, execution, bytes);
 }
 
-ek_status ek_forward(const ek_problem* problem, const ek_forward_args* args, const ek_execution* execution) {
+ek_status ek_forward(const ek_problem* problem, const ek_forward_args* args,
+                     const ek_execution* execution) {
   return evenkeel::run(problem, args, execution);
 }
 
-ek_status ek_backward(const ek_problem* problem, const ek_backward_args* args, const ek_execution* execution) {
+ek_status ek_backward(const ek_problem* problem, const ek_backward_args* args,
+                      const ek_execution* execution) {
   return evenkeel::run(problem, args, execution);
 }
 
-ek_status ek_explain_forward(const ek_problem* problem, const ek_forward_args* args, const ek_execution* execution,
-                             const char** backend, char* text, size_t capacity) {
+ek_status ek_explain_forward(const ek_problem* problem, const ek_forward_args* args,
+                             const ek_execution* execution, const char** backend, char* text,
+                             size_t capacity) {
   return evenkeel::explain(problem, args, execution, backend, text, capacity);
 }
 
-ek_status ek_explain_backward(const ek_problem* problem, const ek_backward_args* args, const ek_execution* execution,
-                              const char** backend, char* text, size_t capacity) {
+ek_status ek_explain_backward(const ek_problem* problem, const ek_backward_args* args,
+                              const ek_execution* execution, const char** backend, char* text,
+                              size_t capacity) {
   return evenkeel::explain(problem, args, execution, backend, text, capacity);
 }
 
@@ -154,11 +162,16 @@ const char* ek_last_error(void) { return evenkeel::last_error(); }
 
 const char* ek_status_name(ek_status status) {
   switch (status) {
-    case EK_OK: return "EK_OK";
-    case EK_INVALID_ARGUMENT: return "EK_INVALID_ARGUMENT";
-    case EK_UNSUPPORTED: return "EK_UNSUPPORTED";
-    case EK_DEVICE_ERROR: return "EK_DEVICE_ERROR";
-    case EK_INTERNAL_ERROR: return "EK_INTERNAL_ERROR";
+    case EK_OK:
+      return "EK_OK";
+    case EK_INVALID_ARGUMENT:
+      return "EK_INVALID_ARGUMENT";
+    case EK_UNSUPPORTED:
+      return "EK_UNSUPPORTED";
+    case EK_DEVICE_ERROR:
+      return "EK_DEVICE_ERROR";
+    case EK_INTERNAL_ERROR:
+      return "EK_INTERNAL_ERROR";
   }
   return "unknown status";
 }
@@ -171,7 +184,8 @@ const char* ek_backend_name(int32_t index) {
 const char* ek_cpu_target_name(int32_t index) { return evenkeel::cpu_target_name(index); }
 
 const char* ek_version(void) {
-  return EK_STRINGIZE(EK_VERSION_MAJOR) "." EK_STRINGIZE(EK_VERSION_MINOR) "." EK_STRINGIZE(EK_VERSION_PATCH);
+  return EK_STRINGIZE(EK_VERSION_MAJOR) "." EK_STRINGIZE(EK_VERSION_MINOR) "." EK_STRINGIZE(
+      EK_VERSION_PATCH);
 }
 
 }  // extern "C"

@@ -37,9 +37,11 @@ inline void check(ek_status status) {
   if (status != EK_OK) throw Error(status, ek_last_error());
 }
 
+template <typename T, typename Plain = std::remove_cv_t<T>>
+inline constexpr bool kIsReal = std::is_same_v<Plain, float> || std::is_same_v<Plain, double>;
+
 template <typename T>
-concept Real = std::same_as < std::remove_cv_t<T>,
-float > || std::same_as<std::remove_cv_t<T>, double>;
+concept Real = kIsReal<T>;
 
 template <Real T>
 inline constexpr ek_dtype kDtype = std::same_as<std::remove_cv_t<T>, float> ? EK_F32 : EK_F64;

@@ -1,6 +1,7 @@
 // What a backend is: a name, a verdict on a call, the workspace it needs, and the run itself.
 //
-// Only api.cc knows which backends exist. A backend is handed validated calls only, so it checks nothing again.
+// Only api.cc knows which backends exist. A backend is handed validated calls only, so it checks
+// nothing again.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,8 @@
-// One validated call, as every backend sees it: defaults resolved, strides filled in, dtypes known to be good.
+// One validated call, as every backend sees it: defaults resolved, strides filled in, dtypes known
+// to be good.
 //
-// All three operations share one shape: `outer` blocks of `inner` contiguous runs of `width` elements.
+// All three operations share one shape: `outer` blocks of `inner` contiguous runs of `width`
+// elements.
 //
 //             outer         inner        width      statistics per      parameter index
 //   row norm  row blocks    inner_rows   cols       run                 position in the run

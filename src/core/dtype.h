@@ -1,7 +1,7 @@
 // The element types: the one table of their names and sizes, and their scalar conversions.
 //
-// Conversions go through double and round once, to nearest even, so they are exact where the value fits and serve as
-// the definition that SIMD code is tested against. Addresses need no alignment.
+// Conversions go through double and round once, to nearest even, so they are exact where the value
+// fits and serve as the definition that SIMD code is tested against. Addresses need no alignment.
 #pragma once
 
 #include <algorithm>
@@ -42,11 +42,13 @@ struct HalfFormat {
     if (std::isnan(value)) return sign | kInfinity | (1 << (kMantissa - 1));
     if (magnitude >= power_of_two(2 - kMinExponent)) return sign | kInfinity;
     const int exponent = std::max(static_cast<int>((bits >> 52) & 0x7ff) - 1023, kMinExponent);
-    // In units of the last place the value is below 2^(kMantissa + 1); adding and taking away 2^52 rounds it to even.
+    // In units of the last place the value is below 2^(kMantissa + 1); adding and taking away 2^52
+    // rounds it to even.
     const double rounded = (magnitude * power_of_two(kMantissa - exponent) + 0x1p52) - 0x1p52;
-    // A carry out of the mantissa runs into the exponent, and out of the largest exponent into infinity.
-    return sign |
-           static_cast<uint16_t>(((exponent - kMinExponent) << kMantissa) + static_cast<int>(rounded));
+    // A carry out of the mantissa runs into the exponent, and out of the largest exponent into
+    // infinity.
+    return sign | static_cast<uint16_t>(((exponent - kMinExponent) << kMantissa) +
+                                        static_cast<int>(rounded));
   }
 
   static double decode(uint16_t code) {
@@ -81,10 +83,14 @@ inline double load_scalar(const void* data, Dtype dtype, int64_t index = 0) {
     return value;
   };
   switch (dtype) {
-    case Dtype::kF64: return read(double{});
-    case Dtype::kF32: return read(float{});
-    case Dtype::kF16: return F16Format::decode(read(uint16_t{}));
-    case Dtype::kBF16: return BF16Format::decode(read(uint16_t{}));
+    case Dtype::kF64:
+      return read(double{});
+    case Dtype::kF32:
+      return read(float{});
+    case Dtype::kF16:
+      return F16Format::decode(read(uint16_t{}));
+    case Dtype::kBF16:
+      return BF16Format::decode(read(uint16_t{}));
   }
   return 0;
 }
@@ -93,10 +99,14 @@ inline void store_scalar(void* data, Dtype dtype, int64_t index, double value) {
   char* at = static_cast<char*>(data) + index * size_of(dtype);
   const auto write = [at](auto stored) { std::memcpy(at, &stored, sizeof stored); };
   switch (dtype) {
-    case Dtype::kF64: return write(value);
-    case Dtype::kF32: return write(static_cast<float>(value));
-    case Dtype::kF16: return write(F16Format::encode(value));
-    case Dtype::kBF16: return write(BF16Format::encode(value));
+    case Dtype::kF64:
+      return write(value);
+    case Dtype::kF32:
+      return write(static_cast<float>(value));
+    case Dtype::kF16:
+      return write(F16Format::encode(value));
+    case Dtype::kBF16:
+      return write(BF16Format::encode(value));
   }
 }
 

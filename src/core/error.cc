@@ -1,4 +1,5 @@
-// The thread-local sentence behind ek_last_error(): a fixed buffer, so that failing never allocates.
+// The thread-local sentence behind ek_last_error(): a fixed buffer, so that failing never
+// allocates.
 #include "core/error.h"
 
 #include <cstdarg>

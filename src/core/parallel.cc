@@ -1,9 +1,10 @@
 // The built-in pool: a few detached workers that spin for a moment after a job and then sleep.
 //
-// A job is published in one 64-bit word (generation, number of tasks, next task), and a thread claims a task by a
-// compare-and-swap on it. A worker that wakes late finds nothing to claim and disturbs nobody, and the caller claims
-// whatever no worker has taken: it never waits for a thread to start. So the pool also works, serially, when it is
-// busy with another caller's job, when it is entered from one of its own tasks, and in a forked child without workers.
+// A job is published in one 64-bit word (generation, number of tasks, next task), and a thread
+// claims a task by a compare-and-swap on it. A worker that wakes late finds nothing to claim and
+// disturbs nobody, and the caller claims whatever no worker has taken: it never waits for a thread
+// to start. So the pool also works, serially, when it is busy with another caller's job, when it is
+// entered from one of its own tasks, and in a forked child without workers.
 #include "core/parallel.h"
 
 #include <algorithm>
@@ -16,7 +17,8 @@ namespace evenkeel {
 namespace {
 
 constexpr int32_t kMaxThreads = 1024;
-constexpr int kSpins = 2000;  // about 50 to 100 us of pause instructions: bridges the gap between two layers' norms
+constexpr int kSpins =
+    2000;  // about 50 to 100 us of pause instructions: bridges the gap between two layers' norms
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -66,7 +68,8 @@ class Pool {
       const uint64_t tasks = job >> 16 & 0xffff;
       const uint64_t next = job & 0xffff;
       if (next >= tasks) return false;
-      // A successful claim keeps the job alive until its task is finished, so task_ and argument_ are stable.
+      // A successful claim keeps the job alive until its task is finished, so task_ and argument_
+      // are stable.
       if (job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel)) {
         task_(argument_, static_cast<int64_t>(next));
         unfinished_.fetch_sub(1, std::memory_order_release);

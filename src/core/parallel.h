@@ -17,7 +17,8 @@ class Parallel {
 
   int32_t threads() const { return parallel_.threads; }
 
-  // Calls body(i) for every i in [0, tasks), at most threads() at once. body must be safe to call concurrently.
+  // Calls body(i) for every i in [0, tasks), at most threads() at once. body must be safe to call
+  // concurrently.
   template <typename Body>
   void run(int64_t tasks, Body&& body) const {
     if (tasks == 1) return body(int64_t{0});

@@ -1,6 +1,8 @@
-// Every check of the C ABI and every message, once. A message names the argument, its value and what is allowed.
+// Every check of the C ABI and every message, once. A message names the argument, its value and
+// what is allowed.
 //
-// Order: structs, enumerations, sizes, numbers, tensors, overlaps. Nothing is written before all have passed.
+// Order: structs, enumerations, sizes, numbers, tensors, overlaps. Nothing is written before all
+// have passed.
 #include "core/validate.h"
 
 #include <algorithm>
@@ -12,10 +14,9 @@
 #include "core/error.h"
 
 // Hands a failure on to the caller, before anything else is looked at.
-#define EK_TRY(expression)                                        \
-  do {                                                            \
-    if (const ek_status status_ = (expression); status_ != EK_OK) \
-      return status_;                                             \
+#define EK_TRY(expression)                                                        \
+  do {                                                                            \
+    if (const ek_status status_ = (expression); status_ != EK_OK) return status_; \
   } while (0)
 
 namespace evenkeel {
@@ -27,21 +28,25 @@ template <typename... Args>
   return EK_INVALID_ARGUMENT;
 }
 
-// Copies a caller's struct. Callers compiled against a later header may hand over a longer one, as long as the fields
-// that this library does not know are zero.
+// Copies a caller's struct. Callers compiled against a later header may hand over a longer one, as
+// long as the fields that this library does not know are zero.
 template <typename Struct>
 ek_status take(const Struct* from, Struct& to, const char* name) {
   if (from == nullptr) return invalid("%s is NULL, but is required", name);
   const size_t size = from->struct_size;
   if (size < sizeof(Struct)) {
-    return invalid("%s.struct_size is %zu, but must be at least %zu: initialize the struct with its EK_..._INIT macro",
-                   name, size, sizeof(Struct));
+    return invalid(
+        "%s.struct_size is %zu, but must be at least %zu: initialize the struct with its "
+        "EK_..._INIT macro",
+        name, size, sizeof(Struct));
   }
   const char* bytes = reinterpret_cast<const char*>(from);
   if (std::any_of(bytes + sizeof(Struct), bytes + std::min<size_t>(size, 4096),
                   [](char byte) { return byte != 0; })) {
-    return invalid("%s.struct_size is %zu and uses fields that evenkeel %s (size %zu) does not know: update the library",
-                   name, size, ek_version(), sizeof(Struct));
+    return invalid(
+        "%s.struct_size is %zu and uses fields that evenkeel %s (size %zu) does not know: update "
+        "the library",
+        name, size, ek_version(), sizeof(Struct));
   }
   to = *from;
   return EK_OK;
@@ -54,8 +59,9 @@ ek_status check_enum(const char* name, int32_t value, int32_t count, const char*
 
 ek_status check_dtype(const char* name, int32_t dtype) {
   if (dtype >= 0 && dtype < kDtypeCount) return EK_OK;
-  return invalid("%s.dtype is %" PRId32 ", but must be one of EK_F32 (0), EK_F64 (1), EK_F16 (2), EK_BF16 (3)", name,
-                 dtype);
+  return invalid("%s.dtype is %" PRId32
+                 ", but must be one of EK_F32 (0), EK_F64 (1), EK_F16 (2), EK_BF16 (3)",
+                 name, dtype);
 }
 
 ek_status check_size(const char* name, int64_t value, int64_t least, const char* why) {
@@ -76,8 +82,8 @@ ek_status set_shape(const ek_problem& problem, Call& call) {
     EK_TRY(check_size("problem.spatial", problem.spatial, 1, ": a group of length 0 has no mean"));
     EK_TRY(check_size("problem.groups", problem.groups, 1, ""));
     if (problem.channels % problem.groups != 0) {
-      return invalid("problem.groups is %" PRId64 ", but must divide problem.channels = %" PRId64, problem.groups,
-                     problem.channels);
+      return invalid("problem.groups is %" PRId64 ", but must divide problem.channels = %" PRId64,
+                     problem.groups, problem.channels);
     }
     const bool channels_last = call.layout == EK_NHWC;
     call.outer = problem.samples;
@@ -91,8 +97,8 @@ ek_status set_shape(const ek_problem& problem, Call& call) {
     EK_TRY(check_size("problem.inner_rows", problem.inner_rows, 0, ""));
     call.inner = problem.inner_rows == 0 ? problem.rows : problem.inner_rows;
     if (call.inner != 0 && problem.rows % call.inner != 0) {
-      return invalid("problem.inner_rows is %" PRId64 ", but must divide problem.rows = %" PRId64, problem.inner_rows,
-                     problem.rows);
+      return invalid("problem.inner_rows is %" PRId64 ", but must divide problem.rows = %" PRId64,
+                     problem.inner_rows, problem.rows);
     }
     call.outer = call.inner == 0 ? 0 : problem.rows / call.inner;
     call.width = problem.cols;
@@ -102,7 +108,8 @@ ek_status set_shape(const ek_problem& problem, Call& call) {
   int64_t elements;
   if (__builtin_mul_overflow(call.outer, call.inner, &elements) ||
       __builtin_mul_overflow(elements, call.width, &elements) || elements > INT64_MAX / 16) {
-    return invalid("problem has %" PRId64 " x %" PRId64 " x %" PRId64 " elements, but at most 2^59 can be addressed",
+    return invalid("problem has %" PRId64 " x %" PRId64 " x %" PRId64
+                   " elements, but at most 2^59 can be addressed",
                    call.outer, call.inner, call.width);
   }
   return EK_OK;
@@ -111,9 +118,11 @@ ek_status set_shape(const ek_problem& problem, Call& call) {
 ek_status set_problem(const ek_problem* given, Call& call) {
   ek_problem problem{};
   EK_TRY(take(given, problem, "problem"));
-  EK_TRY(check_enum("problem.op", problem.op, 3, "EK_LAYER_NORM (0), EK_RMS_NORM (1), EK_GROUP_NORM (2)"));
+  EK_TRY(check_enum("problem.op", problem.op, 3,
+                    "EK_LAYER_NORM (0), EK_RMS_NORM (1), EK_GROUP_NORM (2)"));
   EK_TRY(check_enum("problem.layout", problem.layout, 2, "EK_NCHW (0), EK_NHWC (1)"));
-  EK_TRY(check_enum("problem.activation", problem.activation, 2, "EK_ACTIVATION_NONE (0), EK_ACTIVATION_SILU (1)"));
+  EK_TRY(check_enum("problem.activation", problem.activation, 2,
+                    "EK_ACTIVATION_NONE (0), EK_ACTIVATION_SILU (1)"));
   EK_TRY(check_enum("problem.casting", problem.casting, 3,
                     "EK_CASTING_NONE (0), EK_CASTING_LLAMA (1), EK_CASTING_GEMMA (2)"));
   EK_TRY(check_reserved("problem", problem.reserved));
@@ -122,7 +131,8 @@ ek_status set_problem(const ek_problem* given, Call& call) {
   call.activation = static_cast<ek_activation>(problem.activation);
   call.casting = static_cast<ek_casting>(problem.casting);
   if (call.casting != EK_CASTING_NONE && call.op != EK_RMS_NORM) {
-    return invalid("problem.casting is %" PRId32 ", but only RMS norm has a casting order: must be EK_CASTING_NONE (0)",
+    return invalid("problem.casting is %" PRId32
+                   ", but only RMS norm has a casting order: must be EK_CASTING_NONE (0)",
                    problem.casting);
   }
   EK_TRY(set_shape(problem, call));
@@ -161,7 +171,9 @@ ek_status set_execution(const ek_execution* given, Call& call) {
 }
 
 // Whether a stack of `count` runs, `stride` apart and each `extent` long, has no overlaps.
-bool spread(int64_t count, int64_t stride, int64_t extent) { return count <= 1 || stride >= extent; }
+bool spread(int64_t count, int64_t stride, int64_t extent) {
+  return count <= 1 || stride >= extent;
+}
 
 // Resolves the strides and checks that no two runs overlap and that the last byte can be addressed.
 ek_status set_tensor(const char* name, const ek_tensor& given, const Call& call, Tensor& tensor) {
@@ -193,11 +205,14 @@ ek_status set_tensor(const char* name, const ek_tensor& given, const Call& call,
                    ", but then its last element is beyond what 64 bits can address",
                    name, row, name, outer);
   }
-  const bool nested = outer >= row ? spread(call.inner, row, call.width) && spread(call.outer, outer, rows_extent)
-                                   : spread(call.outer, outer, call.width) && spread(call.inner, row, blocks_extent);
+  const bool nested =
+      outer >= row
+          ? spread(call.inner, row, call.width) && spread(call.outer, outer, rows_extent)
+          : spread(call.outer, outer, call.width) && spread(call.inner, row, blocks_extent);
   if (!nested && call.outer > 0) {
-    return invalid("%s.row_stride is %" PRId64 " and %s.outer_stride is %" PRId64 ", but then rows overlap: %" PRId64
-                   " x %" PRId64 " rows of %" PRId64 " elements need at least that much between them",
+    return invalid("%s.row_stride is %" PRId64 " and %s.outer_stride is %" PRId64
+                   ", but then rows overlap: %" PRId64 " x %" PRId64 " rows of %" PRId64
+                   " elements need at least that much between them",
                    name, row, name, outer, call.outer, call.inner, call.width);
   }
   return EK_OK;
@@ -208,7 +223,8 @@ ek_status require(const char* name, const void* data, const Call& call) {
   return invalid("%s is NULL, but is required", name);
 }
 
-ek_status set_required_tensor(const char* name, const ek_tensor& given, const Call& call, Tensor& tensor) {
+ek_status set_required_tensor(const char* name, const ek_tensor& given, const Call& call,
+                              Tensor& tensor) {
   EK_TRY(require(name, given.data, call));
   return set_tensor(name, given, call, tensor);
 }
@@ -246,8 +262,9 @@ Region region_of(const char* name, const Vector& vector, const Call& call) {
 }
 
 bool same_place(const Region& a, const Region& b) {
-  return a.tensor != nullptr && b.tensor != nullptr && a.data == b.data && a.tensor->dtype == b.tensor->dtype &&
-         a.tensor->row_stride == b.tensor->row_stride && a.tensor->outer_stride == b.tensor->outer_stride;
+  return a.tensor != nullptr && b.tensor != nullptr && a.data == b.data &&
+         a.tensor->dtype == b.tensor->dtype && a.tensor->row_stride == b.tensor->row_stride &&
+         a.tensor->outer_stride == b.tensor->outer_stride;
 }
 
 // Two column slices of one wider tensor interleave in memory without sharing an element.
@@ -257,42 +274,52 @@ bool interleaved(const Region& a, const Region& b, const Call& call) {
     return call.outer == 1 || t.outer_stride == call.inner * t.row_stride;
   };
   const int64_t stride = a.tensor->row_stride * size_of(a.tensor->dtype);
-  if (!evenly(*a.tensor) || !evenly(*b.tensor) || stride != b.tensor->row_stride * size_of(b.tensor->dtype)) {
+  if (!evenly(*a.tensor) || !evenly(*b.tensor) ||
+      stride != b.tensor->row_stride * size_of(b.tensor->dtype)) {
     return false;
   }
   const int64_t between = ((b.data - a.data) % stride + stride) % stride;
   return between >= a.width && between + b.width <= stride;
 }
 
-ek_status check_overlap(const Region& output, const Region& other, bool in_place_allowed, const Call& call) {
+ek_status check_overlap(const Region& output, const Region& other, bool in_place_allowed,
+                        const Call& call) {
   if (output.extent == 0 || other.extent == 0) return EK_OK;
-  const auto a = reinterpret_cast<uintptr_t>(output.data), b = reinterpret_cast<uintptr_t>(other.data);
-  if (a + static_cast<uintptr_t>(output.extent) <= b || b + static_cast<uintptr_t>(other.extent) <= a) return EK_OK;
+  const auto a = reinterpret_cast<uintptr_t>(output.data),
+             b = reinterpret_cast<uintptr_t>(other.data);
+  if (a + static_cast<uintptr_t>(output.extent) <= b ||
+      b + static_cast<uintptr_t>(other.extent) <= a)
+    return EK_OK;
   if (in_place_allowed && same_place(output, other)) return EK_OK;
   if (interleaved(output, other, call)) return EK_OK;
-  return invalid("%s at %p overlaps %s at %p, but must %s", output.name, static_cast<const void*>(output.data),
-                 other.name, static_cast<const void*>(other.data),
-                 in_place_allowed ? "be apart from it or exactly it (same address, dtype and strides)"
-                                  : "be apart from it");
+  return invalid(
+      "%s at %p overlaps %s at %p, but must %s", output.name, static_cast<const void*>(output.data),
+      other.name, static_cast<const void*>(other.data),
+      in_place_allowed ? "be apart from it or exactly it (same address, dtype and strides)"
+                       : "be apart from it");
 }
 
 ek_status check_parameters(Call& call) {
   if (call.weight_offset != 0 && !call.weight) {
-    return invalid("problem.weight_offset is %g, but without a weight it must be 0", call.weight_offset);
+    return invalid("problem.weight_offset is %g, but without a weight it must be 0",
+                   call.weight_offset);
   }
   call.stats = call.x.dtype == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32;
   const auto is_f64 = [](const auto& operand) { return operand && operand.dtype == Dtype::kF64; };
-  const bool wide = is_f64(call.x) || is_f64(call.y) || is_f64(call.dy) || is_f64(call.dx) || is_f64(call.weight) ||
-                    is_f64(call.bias);
+  const bool wide = is_f64(call.x) || is_f64(call.y) || is_f64(call.dy) || is_f64(call.dx) ||
+                    is_f64(call.weight) || is_f64(call.bias);
   call.compute = wide ? Dtype::kF64 : Dtype::kF32;
   return EK_OK;
 }
 
-// Outputs may not touch each other, nor an input, except big outputs that are exactly one of the big inputs.
+// Outputs may not touch each other, nor an input, except big outputs that are exactly one of the
+// big inputs.
 template <size_t kOutputs, size_t kInputs>
-ek_status check_overlaps(const Region (&outputs)[kOutputs], const Region (&inputs)[kInputs], const Call& call) {
+ek_status check_overlaps(const Region (&outputs)[kOutputs], const Region (&inputs)[kInputs],
+                         const Call& call) {
   for (size_t i = 0; i < kOutputs; ++i) {
-    for (size_t j = i + 1; j < kOutputs; ++j) EK_TRY(check_overlap(outputs[i], outputs[j], false, call));
+    for (size_t j = i + 1; j < kOutputs; ++j)
+      EK_TRY(check_overlap(outputs[i], outputs[j], false, call));
     for (const Region& input : inputs) EK_TRY(check_overlap(outputs[i], input, true, call));
   }
   return EK_OK;
@@ -300,8 +327,8 @@ ek_status check_overlaps(const Region (&outputs)[kOutputs], const Region (&input
 
 }  // namespace
 
-ek_status validate(const ek_problem* problem, const ek_forward_args* given, const ek_execution* execution,
-                   Call& call) {
+ek_status validate(const ek_problem* problem, const ek_forward_args* given,
+                   const ek_execution* execution, Call& call) {
   call = Call{};
   call.pass = Pass::kForward;
   EK_TRY(set_problem(problem, call));
@@ -327,8 +354,8 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given, cons
   return check_overlaps(outputs, inputs, call);
 }
 
-ek_status validate(const ek_problem* problem, const ek_backward_args* given, const ek_execution* execution,
-                   Call& call) {
+ek_status validate(const ek_problem* problem, const ek_backward_args* given,
+                   const ek_execution* execution, Call& call) {
   call = Call{};
   call.pass = Pass::kBackward;
   EK_TRY(set_problem(problem, call));
@@ -344,7 +371,8 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given, con
   EK_TRY(set_vector("dweight", args.dweight, call.dweight));
   EK_TRY(set_vector("dbias", args.dbias, call.dbias));
   if (!call.dx && !call.dweight && !call.dbias && call.elements() != 0) {
-    return invalid("dx, dweight and dbias are all NULL, but at least one gradient must be asked for");
+    return invalid(
+        "dx, dweight and dbias are all NULL, but at least one gradient must be asked for");
   }
   if (call.centers()) {
     EK_TRY(require("mean", args.mean, call));
@@ -356,7 +384,8 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given, con
   call.rstd = const_cast<char*>(static_cast<const char*>(args.rstd));
   EK_TRY(check_parameters(call));
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
-  const Region outputs[] = {region_of("dx", call.dx, call), region_of("dweight", call.dweight, call),
+  const Region outputs[] = {region_of("dx", call.dx, call),
+                            region_of("dweight", call.dweight, call),
                             region_of("dbias", call.dbias, call)};
   const Region inputs[] = {region_of("dy", call.dy, call),
                            region_of("x", call.x, call),
@@ -370,14 +399,16 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given, con
 ek_status validate_workspace(const Call& call, size_t needed) {
   if (needed == 0) return EK_OK;
   if (call.workspace == nullptr) {
-    return invalid("execution.workspace is NULL, but this call needs %zu bytes: ask ek_%s_workspace()", needed,
-                   call.pass == Pass::kForward ? "forward" : "backward");
+    return invalid(
+        "execution.workspace is NULL, but this call needs %zu bytes: ask ek_%s_workspace()", needed,
+        call.pass == Pass::kForward ? "forward" : "backward");
   }
   if (call.workspace_size < needed) {
-    return invalid("execution.workspace_size is %zu, but this call needs at least %zu bytes", call.workspace_size,
-                   needed);
+    return invalid("execution.workspace_size is %zu, but this call needs at least %zu bytes",
+                   call.workspace_size, needed);
   }
-  const Region workspace = region_of("execution.workspace", call.workspace, static_cast<int64_t>(needed));
+  const Region workspace =
+      region_of("execution.workspace", call.workspace, static_cast<int64_t>(needed));
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
   const Region others[] = {region_of("x", call.x, call),
                            region_of("y", call.y, call),

@@ -1,4 +1,5 @@
-// The CPU backend: picks the instruction set once, and for each call the kernels of its element types.
+// The CPU backend: picks the instruction set once, and for each call the kernels of its element
+// types.
 #include "cpu/backend.h"
 
 #include <hwy/targets.h>
@@ -14,9 +15,12 @@ namespace {
 
 const char* name_of(Target target) {
   switch (target) {
-    case Target::kAvx3: return "AVX3";
-    case Target::kAvx2: return "AVX2";
-    case Target::kBaseline: return hwy::TargetName(HWY_STATIC_TARGET);
+    case Target::kAvx3:
+      return "AVX3";
+    case Target::kAvx2:
+      return "AVX2";
+    case Target::kBaseline:
+      return hwy::TargetName(HWY_STATIC_TARGET);
   }
   return "";
 }
@@ -25,7 +29,8 @@ bool runs_here(Target target) {
   if (kF32Kernels[static_cast<int>(target)] == nullptr) return false;
 #if defined(__x86_64__) || defined(__i386__)
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("f16c");
   if (target == Target::kAvx2) return avx2;
   if (target == Target::kAvx3) {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
@@ -47,7 +52,8 @@ Choice choose() {
   for (int t = 0; t < kTargets && choice.target < 0; ++t) {
     const auto target = static_cast<Target>(t);
     if (!runs_here(target)) continue;
-    if (choice.wanted == nullptr || std::strcmp(choice.wanted, name_of(target)) == 0) choice.target = t;
+    if (choice.wanted == nullptr || std::strcmp(choice.wanted, name_of(target)) == 0)
+      choice.target = t;
   }
   return choice;
 }
@@ -59,21 +65,30 @@ const Choice& chosen() {
 
 const KernelTable& kernels_for(Storage storage) {
   switch (storage) {
-    case Storage::kF32: return kF32Kernels;
-    case Storage::kF64: return kF64Kernels;
-    case Storage::kF16: return kF16Kernels;
-    case Storage::kBF16: return kBF16Kernels;
-    case Storage::kMixedF32: return kMixedF32Kernels;
-    case Storage::kMixedF64: break;
+    case Storage::kF32:
+      return kF32Kernels;
+    case Storage::kF64:
+      return kF64Kernels;
+    case Storage::kF16:
+      return kF16Kernels;
+    case Storage::kBF16:
+      return kBF16Kernels;
+    case Storage::kMixedF32:
+      return kMixedF32Kernels;
+    case Storage::kMixedF64:
+      break;
   }
   return kMixedF64Kernels;
 }
 
 const char* name_of(Plan::Kind kind) {
   switch (kind) {
-    case Plan::Kind::kRows: return "rows";
-    case Plan::Kind::kPlanes: return "planes";
-    case Plan::Kind::kPixels: return "pixels";
+    case Plan::Kind::kRows:
+      return "rows";
+    case Plan::Kind::kPlanes:
+      return "planes";
+    case Plan::Kind::kPixels:
+      return "pixels";
   }
   return "";
 }
@@ -84,9 +99,11 @@ bool accepts(const Call& call, Note& note) {
     return false;
   }
   if (chosen().target < 0) {
-    note.set("EVENKEEL_CPU_TARGET is %s, which this build or machine does not have; ek_cpu_target_name() lists those "
-             "that it has",
-             chosen().wanted);
+    note.set(
+        "EVENKEEL_CPU_TARGET is %s, which this build or machine does not have; "
+        "ek_cpu_target_name() lists those "
+        "that it has",
+        chosen().wanted);
     return false;
   }
   return true;
@@ -94,9 +111,11 @@ bool accepts(const Call& call, Note& note) {
 
 void describe(const Call& call, Note& note) {
   const Plan plan = make_plan(call);
-  note.set("%s, %s kernels, arithmetic in %s, %lld thread%s%s%s", name_of(static_cast<Target>(chosen().target)),
-           name_of(plan.kind), name_of(call.compute), static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
-           plan.split ? ", statistics split over threads" : "", plan.stream ? ", streaming stores" : "");
+  note.set("%s, %s kernels, arithmetic in %s, %lld thread%s%s%s",
+           name_of(static_cast<Target>(chosen().target)), name_of(plan.kind), name_of(call.compute),
+           static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
+           plan.split ? ", statistics split over threads" : "",
+           plan.stream ? ", streaming stores" : "");
 }
 
 size_t workspace(const Call& call) { return make_plan(call).total; }

@@ -1,5 +1,5 @@
-// What the three shapes share: access to the call's tensors, statistics and parameters, and the parameter gradients'
-// partial sums.
+// What the three shapes share: access to the call's tensors, statistics and parameters, and the
+// parameter gradients' partial sums.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_JOB_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -43,14 +43,19 @@ struct Job {
 
   In in(const Tensor& tensor) const { return In(tensor.data, tensor.dtype); }
   bool wants_parameters() const { return call.dweight || call.dbias; }
-  double mean(int64_t unit) const { return call.centers() ? load_scalar(call.mean, call.stats, unit) : 0; }
+  double mean(int64_t unit) const {
+    return call.centers() ? load_scalar(call.mean, call.stats, unit) : 0;
+  }
   double rstd(int64_t unit) const { return load_scalar(call.rstd, call.stats, unit); }
 
-  // Weight and bias in the compute type, with ones and zeros where there are none: all (not for planes), or a channel's.
+  // Weight and bias in the compute type, with ones and zeros where there are none: all (not for
+  // planes), or a channel's.
   Array weight() const { return Array(weight_, Dtype::kF32); }
   Array bias() const { return Array(bias_, Dtype::kF32); }
   double weight(int64_t channel) const {
-    return call.weight ? load_scalar(call.weight.data, call.weight.dtype, channel) + call.weight_offset : 1;
+    return call.weight
+               ? load_scalar(call.weight.data, call.weight.dtype, channel) + call.weight_offset
+               : 1;
   }
   double bias(int64_t channel) const {
     return call.bias ? load_scalar(call.bias.data, call.bias.dtype, channel) : 0;
@@ -60,9 +65,12 @@ struct Job {
   T* pieces() const {
     return reinterpret_cast<T*>(base_ + plan.pieces);
   }
-  char* scratch(int64_t shard) const { return base_ + plan.scratch + static_cast<size_t>(shard) * plan.scratch_stride; }
+  char* scratch(int64_t shard) const {
+    return base_ + plan.scratch + static_cast<size_t>(shard) * plan.scratch_stride;
+  }
 
-  // Rows, or planes and the like, that are taken at a time: enough to be worth the trip to the counter.
+  // Rows, or planes and the like, that are taken at a time: enough to be worth the trip to the
+  // counter.
   static int64_t grain(int64_t length) { return std::max<int64_t>(1, 8192 / length); }
 
   // ---- statistics ----
@@ -81,10 +89,12 @@ struct Job {
   // run.operator()<kSilu>()
   template <class Run>
   auto with_silu(const Run& run) const {
-    return call.activation == EK_ACTIVATION_SILU ? run.template operator()<true>() : run.template operator()<false>();
+    return call.activation == EK_ACTIVATION_SILU ? run.template operator()<true>()
+                                                 : run.template operator()<false>();
   }
 
-  // run.operator()<kSilu, kStream>(). With an activation the processor is the limit, not the memory.
+  // run.operator()<kSilu, kStream>(). With an activation the processor is the limit, not the
+  // memory.
   template <class Run>
   void with_silu_and_stream(const Run& run) const {
     if (call.activation == EK_ACTIVATION_SILU) return run.template operator()<true, false>();
@@ -101,18 +111,21 @@ struct Job {
   void clear_partials(int64_t chunk, int64_t start, int64_t n) const {
     if (!wants_parameters()) return;
     for (int64_t which = 0; which < 2; ++which) {
-      std::memset(static_cast<void*>((partial(chunk, which) + start).data), 0, static_cast<size_t>(n) * sizeof(Compute));
+      std::memset(static_cast<void*>((partial(chunk, which) + start).data), 0,
+                  static_cast<size_t>(n) * sizeof(Compute));
     }
   }
 
-  // The partner of a last, odd row: a row of zeros, which adds nothing to any sum. At most kSlice elements of it exist.
+  // The partner of a last, odd row: a row of zeros, which adds nothing to any sum. At most kSlice
+  // elements of it exist.
   template <class Stat>
   GradientRow<In, Stat> no_row(Stat mean, Stat rstd) const {
     alignas(64) static char zeros[kSlice * sizeof(double)];
     return {In(zeros, call.x.dtype), In(zeros, call.dy.dtype), mean, rstd};
   }
 
-  // Sums the chunks in their order, then the repetitions of each parameter, and stores the gradients.
+  // Sums the chunks in their order, then the repetitions of each parameter, and stores the
+  // gradients.
   void fold_partials() const {
     for (int64_t which = 0; which < 2; ++which) {
       const Vector& target = which == 0 ? call.dweight : call.dbias;
@@ -121,8 +134,9 @@ struct Job {
         for (int64_t c = 0; c < call.channels; ++c) store_scalar(target.data, target.dtype, c, 0);
         continue;
       }
-      for_each_range(call.parallel, plan.shards, plan.partial_width, kFoldGrain,
-                     [&](int64_t, int64_t first, int64_t last) { fold_range(which, target, first, last); });
+      for_each_range(
+          call.parallel, plan.shards, plan.partial_width, kFoldGrain,
+          [&](int64_t, int64_t first, int64_t last) { fold_range(which, target, first, last); });
       if (!plan.plain_order()) fold_repetitions(which, target);
     }
   }
@@ -130,16 +144,20 @@ struct Job {
  private:
   static constexpr int64_t kFoldGrain = 4096;
 
-  // The parameter as the kernels want it: the caller's own array where that will do, a converted copy otherwise.
+  // The parameter as the kernels want it: the caller's own array where that will do, a converted
+  // copy otherwise.
   char* prepare(const Vector& given, double offset, double absent, size_t where) const {
-    if (given && given.dtype == call.compute && offset == 0 && plan.plain_parameters()) return given.data;
+    if (given && given.dtype == call.compute && offset == 0 && plan.plain_parameters())
+      return given.data;
     auto* array = reinterpret_cast<Compute*>(base_ + where);
     const int64_t padded = plan.parameter_groups * plan.parameter_stride;
     if (!given) {
       std::fill_n(array, padded, static_cast<Compute>(absent));
       return base_ + where;
     }
-    std::fill_n(array, padded, Compute{0});  // what lies in the padding is multiplied by zeros, and must not be a NaN
+    std::fill_n(
+        array, padded,
+        Compute{0});  // what lies in the padding is multiplied by zeros, and must not be a NaN
     const Any<Compute> from(given.data, given.dtype);
     const auto plus = hn::Set(d, static_cast<Compute>(offset));
     for_each_vector<Array>(d, call.channels, [&](int64_t i, auto access) EK_LAMBDA {
@@ -155,7 +173,8 @@ struct Job {
     if (plan.kind == Plan::Kind::kPixels) {
       for (int64_t i = call.channels; i < plan.parameters; ++i) array[i] = array[i - call.channels];
     } else if (!plan.plain_order()) {
-      for (int64_t i = plan.parameters - 1; i >= 0; --i) array[plan.slot(i)] = array[i / plan.repeat];
+      for (int64_t i = plan.parameters - 1; i >= 0; --i)
+        array[plan.slot(i)] = array[i / plan.repeat];
     }
   }
 
@@ -181,7 +200,8 @@ struct Job {
 
   void store_gradient(Array sums, const Vector& target, int64_t first, int64_t last) const {
     if (size_of(target.dtype) > static_cast<int64_t>(sizeof(Compute))) {
-      for (int64_t c = first; c < last; ++c) store_scalar(target.data, target.dtype, c, sums.data[c]);
+      for (int64_t c = first; c < last; ++c)
+        store_scalar(target.data, target.dtype, c, sums.data[c]);
       return;
     }
     const Any<Compute> result(target.data, target.dtype);
@@ -195,7 +215,8 @@ struct Job {
     const Compute* sums = partial(0, which).data;
     for (int64_t c = 0; c < call.channels; ++c) {
       double total = 0;
-      for (int64_t r = 0; r < plan.repeat; ++r) total += static_cast<double>(sums[plan.slot(c * plan.repeat + r)]);
+      for (int64_t r = 0; r < plan.repeat; ++r)
+        total += static_cast<double>(sums[plan.slot(c * plan.repeat + r)]);
       store_scalar(target.data, target.dtype, c, total);
     }
   }

@@ -26,9 +26,12 @@ void run_shape(const Call& call, const Plan& plan) {
 template <class In>
 void run_kernels(const Call& call, const Plan& plan) {
   switch (plan.kind) {
-    case Plan::Kind::kRows: return run_shape<Rows<In>>(call, plan);
-    case Plan::Kind::kPlanes: return run_shape<Planes<In>>(call, plan);
-    case Plan::Kind::kPixels: return run_shape<Pixels<In>>(call, plan);
+    case Plan::Kind::kRows:
+      return run_shape<Rows<In>>(call, plan);
+    case Plan::Kind::kPlanes:
+      return run_shape<Planes<In>>(call, plan);
+    case Plan::Kind::kPixels:
+      return run_shape<Pixels<In>>(call, plan);
   }
 }
 
@@ -38,7 +41,8 @@ HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard
 
-// Defines `table` with In's functions for every instruction set; to be used once, after all have been compiled.
+// Defines `table` with In's functions for every instruction set; to be used once, after all have
+// been compiled.
 #if (HWY_TARGETS & HWY_AVX3) && HWY_STATIC_TARGET != HWY_AVX3
 #define EK_AVX3_KERNELS(In) &N_AVX3::run_kernels<N_AVX3::In>
 #else
@@ -49,6 +53,6 @@ HWY_AFTER_NAMESPACE();
 #else
 #define EK_AVX2_KERNELS(In) nullptr
 #endif
-#define EK_KERNEL_TABLE(table, In)                                      \
+#define EK_KERNEL_TABLE(table, In)                                     \
   const KernelTable table = {EK_AVX3_KERNELS(In), EK_AVX2_KERNELS(In), \
                              &HWY_STATIC_DISPATCH(run_kernels<HWY_STATIC_DISPATCH(In)>)}

@@ -1,4 +1,5 @@
-// Kernels for calls whose tensors differ in type, with arithmetic in f64, for every instruction set.
+// Kernels for calls whose tensors differ in type, with arithmetic in f64, for every instruction
+// set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/kernels_mixed_f64.cc"
 #include <hwy/foreach_target.h>

@@ -1,4 +1,5 @@
-// Statistics in double: what the kernels' sums are turned into, and how those of two pieces become one.
+// Statistics in double: what the kernels' sums are turned into, and how those of two pieces become
+// one.
 #pragma once
 
 #include <cmath>
@@ -30,8 +31,8 @@ inline GradientSums operator+(const GradientSums& a, const GradientSums& b) {
   return {a.sum + b.sum, a.product + b.product};
 }
 
-// normalized = (x - shift) * scale + offset. The shift is the mean rounded to the compute type, and the offset makes up
-// for that rounding, so a large mean costs no accuracy.
+// normalized = (x - shift) * scale + offset. The shift is the mean rounded to the compute type, and
+// the offset makes up for that rounding, so a large mean costs no accuracy.
 struct Normalizer {
   double shift;
   double scale;
@@ -46,13 +47,14 @@ inline Moments from_sums(const Sums& sums, int64_t count, double shift) {
   return {n, shift + off, deviations < 0 ? 0 : deviations};
 }
 
-// The shift is off by no more than a standard deviation, so at most one bit is lost in the difference of the sums.
+// The shift is off by no more than a standard deviation, so at most one bit is lost in the
+// difference of the sums.
 inline bool shift_was_good(const Sums& sums, int64_t count) {
   return sums.sum * sums.sum <= 0.5 * sums.squares * static_cast<double>(count);
 }
 
-// Squares that did not overflow, and whose small terms were not lost to underflow unless `floor`, which is about to be
-// added to them, hides those anyway. NaN is not safe.
+// Squares that did not overflow, and whose small terms were not lost to underflow unless `floor`,
+// which is about to be added to them, hides those anyway. NaN is not safe.
 template <class Compute>
 bool in_safe_range(double squares, double floor) {
   using Limits = std::numeric_limits<Compute>;
@@ -66,7 +68,8 @@ inline Moments merge(const Moments& a, const Moments& b) {
   const double count = a.count + b.count;
   const double between = b.mean - a.mean;
   const double share = b.count / count;
-  return {count, a.mean + between * share, a.deviations + b.deviations + between * between * a.count * share};
+  return {count, a.mean + between * share,
+          a.deviations + b.deviations + between * between * a.count * share};
 }
 
 }  // namespace evenkeel

@@ -1,8 +1,10 @@
-// Pixels: group norm NHWC. Each pixel is a short row of channels, and a group is a band of its columns.
+// Pixels: group norm NHWC. Each pixel is a short row of channels, and a group is a band of its
+// columns.
 //
-// Everything is done along the rows, with arrays of statistics and parameters that have an entry for each column. Where
-// pixels are adjacent, several form one row (plan.repeat), so that rows are long and a whole number of vectors. Rows are
-// summed in strips; a strip's sums are folded into its groups' moments, or its channels' gradient sums, in double.
+// Everything is done along the rows, with arrays of statistics and parameters that have an entry
+// for each column. Where pixels are adjacent, several form one row (plan.repeat), so that rows are
+// long and a whole number of vectors. Rows are summed in strips; a strip's sums are folded into its
+// groups' moments, or its channels' gradient sums, in double.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_PIXELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -44,7 +46,8 @@ struct Pixels : Job<In> {
     return this->in(tensor) + (tensor.offset(sample, 0) + index * row_step(tensor));
   }
 
-  // The index-th array with an entry for each column, and what lies behind the arrays, in the shard's scratch.
+  // The index-th array with an entry for each column, and what lies behind the arrays, in the
+  // shard's scratch.
   Array array(int64_t shard, int64_t index) const {
     return Array(this->scratch(shard), Dtype::kF32) + index * plan.parameter_stride;
   }
@@ -53,11 +56,13 @@ struct Pixels : Job<In> {
     return reinterpret_cast<T*>(this->scratch(shard) + plan.arrays);
   }
 
-  // Repeats the first `channels` entries of the arrays over the whole row, and brings them into lane order.
+  // Repeats the first `channels` entries of the arrays over the whole row, and brings them into
+  // lane order.
   template <size_t kArrays>
   void repeat(const Array (&arrays)[kArrays]) const {
     for (const Array& array : arrays) {
-      for (int64_t i = call.channels; i < plan.parameters; ++i) array.data[i] = array.data[i - call.channels];
+      for (int64_t i = call.channels; i < plan.parameters; ++i)
+        array.data[i] = array.data[i - call.channels];
       to_lane_order<In>(array.data, plan.parameter_stride);
     }
   }
@@ -66,7 +71,8 @@ struct Pixels : Job<In> {
   template <class Value>
   void fill_by_group(Array array, const Value& value) const {
     for (int64_t g = 0; g < plan.groups; ++g) {
-      std::fill_n(array.data + g * channels_per_group(), channels_per_group(), static_cast<Compute>(value(g)));
+      std::fill_n(array.data + g * channels_per_group(), channels_per_group(),
+                  static_cast<Compute>(value(g)));
     }
     repeat({array});
   }
@@ -93,30 +99,34 @@ struct Pixels : Job<In> {
   }
 
   // Sums of (x - shift) and (x - shift)^2 for each group over the rows from first to last.
-  void group_sums(int64_t sample, int64_t first, int64_t last, Array shift, const Array (&columns)[2],
-                  Sums* groups) const {
+  void group_sums(int64_t sample, int64_t first, int64_t last, Array shift,
+                  const Array (&columns)[2], Sums* groups) const {
     clear(columns);
     const int64_t full = std::min(last, full_rows());
-    column_sums(row(call.x, sample, first), row_step(call.x), full - first, plan.parameters, shift, columns[0],
-                columns[1]);
-    if (last > full) column_sums(row(call.x, sample, full), 0, 1, row_width(full), shift, columns[0], columns[1]);
+    column_sums(row(call.x, sample, first), row_step(call.x), full - first, plan.parameters, shift,
+                columns[0], columns[1]);
+    if (last > full)
+      column_sums(row(call.x, sample, full), 0, 1, row_width(full), shift, columns[0], columns[1]);
     fold_groups(columns, groups);
   }
 
   // The same in double, element by element, where vectors over- or underflow.
-  void wide_group_sums(int64_t sample, int64_t first, int64_t last, const Moments* shift, Sums* groups) const {
+  void wide_group_sums(int64_t sample, int64_t first, int64_t last, const Moments* shift,
+                       Sums* groups) const {
     std::fill_n(groups, plan.groups, Sums{});
     for (int64_t index = first; index < last; ++index) {
       const In x = row(call.x, sample, index);
       for (int64_t start = 0; start < row_width(index); start += channels_per_group()) {
         const int64_t g = start / channels_per_group() % plan.groups;
-        const Sums part = wide_sums(x + start, channels_per_group(), shift == nullptr ? 0 : shift[g].mean);
+        const Sums part =
+            wide_sums(x + start, channels_per_group(), shift == nullptr ? 0 : shift[g].mean);
         groups[g] = {groups[g].sum + part.sum, groups[g].squares + part.squares};
       }
     }
   }
 
-  // Moments of each group over one strip. As for rows: one pass with a guessed shift, a second one if that was bad.
+  // Moments of each group over one strip. As for rows: one pass with a guessed shift, a second one
+  // if that was bad.
   void strip_moments(int64_t shard, int64_t sample, int64_t strip, Moments* result) const {
     const Array shift = array(shard, 0), columns[2] = {array(shard, 1), array(shard, 2)};
     auto* groups = behind_arrays<Sums>(shard);
@@ -130,11 +140,13 @@ struct Pixels : Job<In> {
     clear(columns);
     int64_t probed = 0;
     for (const int64_t index : {first, (first + last) / 2, last - 1}) {
-      column_sums(row(call.x, sample, index), 0, 1, row_width(index), shift, columns[0], columns[1]);
+      column_sums(row(call.x, sample, index), 0, 1, row_width(index), shift, columns[0],
+                  columns[1]);
       probed += row_width(index) / plan.groups;
     }
     fold_groups(columns, groups);
-    for (int64_t g = 0; g < plan.groups; ++g) result[g].mean = groups[g].sum / static_cast<double>(probed);
+    for (int64_t g = 0; g < plan.groups; ++g)
+      result[g].mean = groups[g].sum / static_cast<double>(probed);
 
     // Shifts by the means in `result`, and replaces it by what that gives.
     const auto measure = [&] {
@@ -142,7 +154,8 @@ struct Pixels : Job<In> {
       group_sums(sample, first, last, shift, columns, groups);
       bool good = true;
       for (int64_t g = 0; g < plan.groups; ++g) {
-        result[g] = from_sums(groups[g], count, static_cast<double>(static_cast<Compute>(result[g].mean)));
+        result[g] =
+            from_sums(groups[g], count, static_cast<double>(static_cast<Compute>(result[g].mean)));
         good = good && shift_was_good(groups[g], count);
       }
       return good;
@@ -153,9 +166,11 @@ struct Pixels : Job<In> {
     };
     if (std::all_of(groups, groups + plan.groups, safe)) return;
     wide_group_sums(sample, first, last, nullptr, groups);
-    for (int64_t g = 0; g < plan.groups; ++g) result[g].mean = groups[g].sum / static_cast<double>(count);
+    for (int64_t g = 0; g < plan.groups; ++g)
+      result[g].mean = groups[g].sum / static_cast<double>(count);
     wide_group_sums(sample, first, last, result, groups);
-    for (int64_t g = 0; g < plan.groups; ++g) result[g] = from_sums(groups[g], count, result[g].mean);
+    for (int64_t g = 0; g < plan.groups; ++g)
+      result[g] = from_sums(groups[g], count, result[g].mean);
   }
 
   // Turns a sample's moments into the arrays shift, scale and offset of a shard.
@@ -175,36 +190,42 @@ struct Pixels : Job<In> {
   void normalize_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
     this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
       for (int64_t index = first; index < last; ++index) {
-        scale_and_shift<kSilu, kStream>(row(call.x, sample, index), row(call.y, sample, index), row_width(index),
-                                       array(arrays_of, 0), array(arrays_of, 1), array(arrays_of, 2));
+        scale_and_shift<kSilu, kStream>(row(call.x, sample, index), row(call.y, sample, index),
+                                        row_width(index), array(arrays_of, 0), array(arrays_of, 1),
+                                        array(arrays_of, 2));
       }
     });
   }
 
   void forward() const {
     if (plan.split) return forward_split();
-    for_each_range(call.parallel, plan.shards, plan.blocks, 1, [&](int64_t shard, int64_t sample, int64_t) {
-      auto* total = behind_arrays<Moments>(shard) + plan.groups;
-      auto* part = total + plan.groups;
-      strip_moments(shard, sample, 0, total);
-      for (int64_t strip = 1; strip < strips(); ++strip) {
-        strip_moments(shard, sample, strip, part);
-        for (int64_t g = 0; g < plan.groups; ++g) total[g] = merge(total[g], part[g]);
-      }
-      fill_normalizers(shard, sample, total);
-      normalize_rows(shard, sample, 0, rows());
-    });
+    for_each_range(call.parallel, plan.shards, plan.blocks, 1,
+                   [&](int64_t shard, int64_t sample, int64_t) {
+                     auto* total = behind_arrays<Moments>(shard) + plan.groups;
+                     auto* part = total + plan.groups;
+                     strip_moments(shard, sample, 0, total);
+                     for (int64_t strip = 1; strip < strips(); ++strip) {
+                       strip_moments(shard, sample, strip, part);
+                       for (int64_t g = 0; g < plan.groups; ++g)
+                         total[g] = merge(total[g], part[g]);
+                     }
+                     fill_normalizers(shard, sample, total);
+                     normalize_rows(shard, sample, 0, rows());
+                   });
   }
 
-  // Sample by sample, each by all threads: a sample is then normalized while much of it is still in the caches.
+  // Sample by sample, each by all threads: a sample is then normalized while much of it is still in
+  // the caches.
   void forward_split() const {
     auto* pieces = this->template pieces<Moments>();  // [strips][groups]
     for (int64_t sample = 0; sample < plan.blocks; ++sample) {
-      for_each_range(call.parallel, plan.shards, strips(), 1, [&](int64_t shard, int64_t strip, int64_t) {
-        strip_moments(shard, sample, strip, pieces + strip * plan.groups);
-      });
+      for_each_range(call.parallel, plan.shards, strips(), 1,
+                     [&](int64_t shard, int64_t strip, int64_t) {
+                       strip_moments(shard, sample, strip, pieces + strip * plan.groups);
+                     });
       for (int64_t strip = 1; strip < strips(); ++strip) {
-        for (int64_t g = 0; g < plan.groups; ++g) pieces[g] = merge(pieces[g], pieces[strip * plan.groups + g]);
+        for (int64_t g = 0; g < plan.groups; ++g)
+          pieces[g] = merge(pieces[g], pieces[strip * plan.groups + g]);
       }
       fill_normalizers(0, sample, pieces);
       for_each_range(call.parallel, plan.shards, strips(), 1, [&](int64_t, int64_t strip, int64_t) {
@@ -220,8 +241,10 @@ struct Pixels : Job<In> {
     fill_by_group(array(shard, 1), [&](int64_t g) { return this->rstd(sample * plan.groups + g); });
   }
 
-  // sum(dz), sum(dz * normalized) of each channel over a strip. `statistics_of` is the shard that holds mean and rstd.
-  void strip_sums(int64_t shard, int64_t statistics_of, int64_t sample, int64_t strip, GradientSums* channels) const {
+  // sum(dz), sum(dz * normalized) of each channel over a strip. `statistics_of` is the shard that
+  // holds mean and rstd.
+  void strip_sums(int64_t shard, int64_t statistics_of, int64_t sample, int64_t strip,
+                  GradientSums* channels) const {
     const Array mean = array(statistics_of, 0), rstd = array(statistics_of, 1);
     const Array columns[2] = {array(shard, 2), array(shard, 3)};
     clear(columns);
@@ -231,7 +254,8 @@ struct Pixels : Job<In> {
         // A short last row goes without a partner.
         const bool pair = index + 1 < std::min(last, full_rows());
         reduce_pair<kSilu>(sample, index, pair, mean, rstd, columns);
-        if (!pair && index + 1 < last) reduce_pair<kSilu>(sample, index + 1, false, mean, rstd, columns);
+        if (!pair && index + 1 < last)
+          reduce_pair<kSilu>(sample, index + 1, false, mean, rstd, columns);
       }
     });
     for (const Array& column : columns) to_memory_order<In>(column.data, plan.parameter_stride);
@@ -245,22 +269,25 @@ struct Pixels : Job<In> {
   }
 
   template <bool kSilu>
-  void reduce_pair(int64_t sample, int64_t index, bool pair, Array mean, Array rstd, const Array (&columns)[2]) const {
+  void reduce_pair(int64_t sample, int64_t index, bool pair, Array mean, Array rstd,
+                   const Array (&columns)[2]) const {
     const int64_t width = row_width(index);
     for (int64_t start = 0; start < width; start += kSlice) {
       const auto at = [&](int64_t r) -> GradientRow<In, Array> {
-        return {row(call.x, sample, r) + start, row(call.dy, sample, r) + start, mean + start, rstd + start};
+        return {row(call.x, sample, r) + start, row(call.dy, sample, r) + start, mean + start,
+                rstd + start};
       };
-      const GradientRow<In, Array> both[2] = {at(index),
-                                              pair ? at(index + 1) : this->no_row(mean + start, rstd + start)};
+      const GradientRow<In, Array> both[2] = {
+          at(index), pair ? at(index + 1) : this->no_row(mean + start, rstd + start)};
       GradientSums unused[2];
-      reduce_rows<kSilu, true, true, false>(both, std::min(kSlice, width - start), this->weight() + start,
-                                            this->bias() + start, columns[0] + start, columns[1] + start, NoCast(),
-                                            unused);
+      reduce_rows<kSilu, true, true, false>(
+          both, std::min(kSlice, width - start), this->weight() + start, this->bias() + start,
+          columns[0] + start, columns[1] + start, NoCast(), unused);
     }
   }
 
-  // From the channels' sums to the parameters', and to the arrays of mean gradients and mean products times rstd.
+  // From the channels' sums to the parameters', and to the arrays of mean gradients and mean
+  // products times rstd.
   void finish_sums(int64_t shard, int64_t sample, const GradientSums* channels) const {
     const Array arrays[2] = {array(shard, 2), array(shard, 3)};
     const auto count = static_cast<double>(call.inner * channels_per_group());
@@ -269,7 +296,8 @@ struct Pixels : Job<In> {
       GradientSums group{};
       const int64_t first = g * channels_per_group(), last = first + channels_per_group();
       for (int64_t c = first; c < last; ++c) {
-        group = group + GradientSums{channels[c].sum * this->weight(c), channels[c].product * this->weight(c)};
+        group = group + GradientSums{channels[c].sum * this->weight(c),
+                                     channels[c].product * this->weight(c)};
         if (!this->wants_parameters()) continue;
         this->partial(chunk, 0).data[c] += static_cast<Compute>(channels[c].product);
         this->partial(chunk, 1).data[c] += static_cast<Compute>(channels[c].sum);
@@ -286,10 +314,10 @@ struct Pixels : Job<In> {
   void input_gradient_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
     this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
       for (int64_t index = first; index < last; ++index) {
-        input_gradient<kSilu, kStream>(row(call.x, sample, index), row(call.dy, sample, index),
-                                      row(call.dx, sample, index), row_width(index), array(arrays_of, 0),
-                                      array(arrays_of, 1), array(arrays_of, 2), array(arrays_of, 3), this->weight(),
-                                      this->bias(), NoCast());
+        input_gradient<kSilu, kStream>(
+            row(call.x, sample, index), row(call.dy, sample, index), row(call.dx, sample, index),
+            row_width(index), array(arrays_of, 0), array(arrays_of, 1), array(arrays_of, 2),
+            array(arrays_of, 3), this->weight(), this->bias(), NoCast());
       }
     });
   }
@@ -300,34 +328,38 @@ struct Pixels : Job<In> {
   }
 
   void backward_chunks() const {
-    for_each_range(call.parallel, plan.shards, plan.chunks, 1, [&](int64_t shard, int64_t chunk, int64_t) {
-      this->clear_partials(chunk, 0, plan.partial_width);
-      auto* total = behind_arrays<GradientSums>(shard);
-      auto* part = total + call.channels;
-      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-      for (int64_t sample = chunk * plan.chunk_blocks; sample < end; ++sample) {
-        fill_statistics(shard, sample);
-        strip_sums(shard, shard, sample, 0, total);
-        for (int64_t strip = 1; strip < strips(); ++strip) {
-          strip_sums(shard, shard, sample, strip, part);
-          for (int64_t c = 0; c < call.channels; ++c) total[c] = total[c] + part[c];
-        }
-        finish_sums(shard, sample, total);
-        if (call.dx) input_gradient_rows(shard, sample, 0, rows());
-      }
-    });
+    for_each_range(call.parallel, plan.shards, plan.chunks, 1,
+                   [&](int64_t shard, int64_t chunk, int64_t) {
+                     this->clear_partials(chunk, 0, plan.partial_width);
+                     auto* total = behind_arrays<GradientSums>(shard);
+                     auto* part = total + call.channels;
+                     const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
+                     for (int64_t sample = chunk * plan.chunk_blocks; sample < end; ++sample) {
+                       fill_statistics(shard, sample);
+                       strip_sums(shard, shard, sample, 0, total);
+                       for (int64_t strip = 1; strip < strips(); ++strip) {
+                         strip_sums(shard, shard, sample, strip, part);
+                         for (int64_t c = 0; c < call.channels; ++c) total[c] = total[c] + part[c];
+                       }
+                       finish_sums(shard, sample, total);
+                       if (call.dx) input_gradient_rows(shard, sample, 0, rows());
+                     }
+                   });
   }
 
   void backward_split() const {
     auto* pieces = this->template pieces<GradientSums>();  // [strips][channels]
-    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) this->clear_partials(chunk, 0, plan.partial_width);
+    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk)
+      this->clear_partials(chunk, 0, plan.partial_width);
     for (int64_t sample = 0; sample < plan.blocks; ++sample) {
       fill_statistics(0, sample);
-      for_each_range(call.parallel, plan.shards, strips(), 1, [&](int64_t shard, int64_t strip, int64_t) {
-        strip_sums(shard, 0, sample, strip, pieces + strip * call.channels);
-      });
+      for_each_range(call.parallel, plan.shards, strips(), 1,
+                     [&](int64_t shard, int64_t strip, int64_t) {
+                       strip_sums(shard, 0, sample, strip, pieces + strip * call.channels);
+                     });
       for (int64_t strip = 1; strip < strips(); ++strip) {
-        for (int64_t c = 0; c < call.channels; ++c) pieces[c] = pieces[c] + pieces[strip * call.channels + c];
+        for (int64_t c = 0; c < call.channels; ++c)
+          pieces[c] = pieces[c] + pieces[strip * call.channels + c];
       }
       finish_sums(0, sample, pieces);
       if (!call.dx) continue;

@@ -19,8 +19,8 @@ constexpr int64_t kSerialElements = 16384;
 // Results that are larger than this are not read again out of the cache anyway.
 constexpr int64_t kStreamBytes = int64_t{8} << 20;
 
-// Rows of pixels are filled up to about this many elements, and strips of them to that many, in not too many rows: a
-// column is summed in f32 down the strip.
+// Rows of pixels are filled up to about this many elements, and strips of them to that many, in not
+// too many rows: a column is summed in f32 down the strip.
 constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
 constexpr int64_t kStripRows = 1024;
@@ -31,7 +31,9 @@ constexpr int64_t kPadding = 64;
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool dense_rows(const Call& call) {
-  const auto dense = [&call](const Tensor& tensor) { return !tensor || tensor.row_stride == call.width; };
+  const auto dense = [&call](const Tensor& tensor) {
+    return !tensor || tensor.row_stride == call.width;
+  };
   return dense(call.x) && dense(call.y) && dense(call.dy) && dense(call.dx);
 }
 
@@ -54,7 +56,8 @@ void set_shape(const Call& call, Plan& plan) {
     plan.blocks = call.outer;
     if (spatial == 1 || (call.layout == EK_NCHW && spatial < kShortPlane)) {
       // A single pixel's channels are adjacent in both layouts, but in NCHW only if its planes are.
-      plan.kind = call.layout == EK_NHWC || dense_rows(call) ? Plan::Kind::kRows : Plan::Kind::kPlanes;
+      plan.kind =
+          call.layout == EK_NHWC || dense_rows(call) ? Plan::Kind::kRows : Plan::Kind::kPlanes;
     } else {
       plan.kind = call.layout == EK_NCHW ? Plan::Kind::kPlanes : Plan::Kind::kPixels;
     }
@@ -72,8 +75,9 @@ void set_shape(const Call& call, Plan& plan) {
   plan.parameters = call.channels * plan.repeat;
   plan.parameter_groups = plan.kind == Plan::Kind::kRows ? plan.groups : 1;
   plan.parameter_stride = divide_up(plan.parameters / plan.parameter_groups, kPadding) * kPadding;
-  plan.partial_width =
-      plan.kind == Plan::Kind::kRows ? plan.parameter_groups * plan.parameter_stride : call.channels;
+  plan.partial_width = plan.kind == Plan::Kind::kRows
+                           ? plan.parameter_groups * plan.parameter_stride
+                           : call.channels;
 }
 
 Storage storage_of(const Call& call) {
@@ -89,9 +93,11 @@ Storage storage_of(const Call& call) {
 
 // A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything.
 void set_chunks(Plan& plan) {
-  const int64_t wanted = plan.kind == Plan::Kind::kRows ? std::clamp<int64_t>(plan.blocks / 8, 1, 64) : 128;
+  const int64_t wanted =
+      plan.kind == Plan::Kind::kRows ? std::clamp<int64_t>(plan.blocks / 8, 1, 64) : 128;
   plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.blocks, wanted));
-  if (plan.kind == Plan::Kind::kRows) plan.chunk_blocks += plan.chunk_blocks % 2;  // whole pairs of rows
+  if (plan.kind == Plan::Kind::kRows)
+    plan.chunk_blocks += plan.chunk_blocks % 2;  // whole pairs of rows
   plan.chunks = divide_up(plan.blocks, plan.chunk_blocks);
 }
 
@@ -100,18 +106,22 @@ void set_threads(const Call& call, Plan& plan) {
   plan.shards = threads;
   // What can run side by side without cutting a statistic up.
   const bool by_chunk = call.pass == Pass::kBackward && plan.kind != Plan::Kind::kPlanes;
-  const int64_t items = by_chunk ? plan.chunks : plan.kind == Plan::Kind::kPixels ? plan.blocks
-                                                                                  : plan.blocks * plan.groups;
+  const int64_t items = by_chunk                           ? plan.chunks
+                        : plan.kind == Plan::Kind::kPixels ? plan.blocks
+                                                           : plan.blocks * plan.groups;
   const int64_t elements_each = items == 0 ? 0 : call.elements() / items;
   plan.split = threads > 1 && items < 2 * threads && elements_each > 2 * kSlice;
 }
 
-// Streaming stores want whole vectors: every span of the output must start at a multiple of the widest.
+// Streaming stores want whole vectors: every span of the output must start at a multiple of the
+// widest.
 void set_stream(const Call& call, Plan& plan) {
   const Tensor& output = call.pass == Pass::kForward ? call.y : call.dx;
   const int64_t size = size_of(output.dtype);
   const auto aligned = [size](int64_t elements) { return elements * size % 64 == 0; };
-  plan.stream = output && call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA && call.elements() * size >= kStreamBytes && reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
+  plan.stream = output && call.activation == EK_ACTIVATION_NONE &&
+                call.casting != EK_CASTING_LLAMA && call.elements() * size >= kStreamBytes &&
+                reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
                 aligned(output.row_stride * (plan.kind == Plan::Kind::kPixels ? plan.repeat : 1)) &&
                 aligned(output.outer_stride) && aligned(plan.length);
 }
@@ -122,10 +132,12 @@ size_t pieces_bytes(const Call& call, const Plan& plan) {
   const int64_t piece = static_cast<int64_t>(forward ? sizeof(Moments) : sizeof(GradientSums));
   const int64_t units = plan.blocks * plan.groups;
   switch (plan.kind) {
-    case Plan::Kind::kRows: return static_cast<size_t>(units * divide_up(plan.length, kSlice) * piece);
+    case Plan::Kind::kRows:
+      return static_cast<size_t>(units * divide_up(plan.length, kSlice) * piece);
     case Plan::Kind::kPlanes:
-      return static_cast<size_t>((forward ? plan.blocks * call.channels * divide_up(plan.length, kSlice)
-                                          : plan.blocks * call.channels + units) *
+      return static_cast<size_t>((forward
+                                      ? plan.blocks * call.channels * divide_up(plan.length, kSlice)
+                                      : plan.blocks * call.channels + units) *
                                  piece);
     case Plan::Kind::kPixels: {
       const int64_t strips = divide_up(divide_up(call.inner, plan.repeat), plan.strip);
@@ -144,15 +156,18 @@ void set_workspace(const Call& call, Plan& plan) {
     return start;
   };
   const auto parameter = [&](const Vector& given, double offset) {
-    const bool as_it_is = given && given.dtype == call.compute && offset == 0 && plan.plain_parameters();
-    return reserve(as_it_is || plan.kind == Plan::Kind::kPlanes
-                       ? 0
-                       : static_cast<size_t>(plan.parameter_groups * plan.parameter_stride * element));
+    const bool as_it_is =
+        given && given.dtype == call.compute && offset == 0 && plan.plain_parameters();
+    return reserve(
+        as_it_is || plan.kind == Plan::Kind::kPlanes
+            ? 0
+            : static_cast<size_t>(plan.parameter_groups * plan.parameter_stride * element));
   };
   plan.weight = parameter(call.weight, call.weight_offset);
   plan.bias = parameter(call.bias, 0);
   const bool parameters = call.dweight || call.dbias;
-  plan.partials = reserve(parameters ? static_cast<size_t>(2 * plan.chunks * plan.partial_width * element) : 0);
+  plan.partials =
+      reserve(parameters ? static_cast<size_t>(2 * plan.chunks * plan.partial_width * element) : 0);
   plan.pieces = reserve(pieces_bytes(call, plan));
   plan.scratch = at;
   if (plan.kind == Plan::Kind::kPixels) {

@@ -1,8 +1,9 @@
-// How a call is cut up on the CPU: which of three shapes it has, into which pieces it falls, and where scratch lies.
+// How a call is cut up on the CPU: which of three shapes it has, into which pieces it falls, and
+// where scratch lies.
 //
-// Pieces that decide the order of a sum (slices of a long span, chunks of rows) depend on the problem alone, so that
-// results do not depend on the number of threads. What only decides who does what (splitting one long row over
-// threads, the number of shards) may depend on them.
+// Pieces that decide the order of a sum (slices of a long span, chunks of rows) depend on the
+// problem alone, so that results do not depend on the number of threads. What only decides who does
+// what (splitting one long row over threads, the number of shards) may depend on them.
 //
 //   kRows    one statistic per contiguous span, one weight per position: row norms, and group norms whose planes are
 //            so small that repeating each weight over its plane is cheaper than restarting at every channel
@@ -20,7 +21,8 @@ namespace evenkeel {
 // Sums are kept in vectors over at most this many elements, then carried on in double.
 inline constexpr int64_t kSlice = 16384;
 
-// What the kernels are compiled for: calls whose big tensors are all of one type, or any mix with f32 or f64 arithmetic.
+// What the kernels are compiled for: calls whose big tensors are all of one type, or any mix with
+// f32 or f64 arithmetic.
 enum class Storage { kF32, kF64, kF16, kBF16, kMixedF32, kMixedF64 };
 
 struct Plan {
@@ -30,13 +32,15 @@ struct Plan {
   Storage storage;
   int64_t blocks;  // rows, or samples
   int64_t groups;  // statistics in each block
-  int64_t length;  // kRows: elements of a statistic; kPlanes: of a plane; kPixels: of a row of pixels
+  int64_t
+      length;  // kRows: elements of a statistic; kPlanes: of a plane; kPixels: of a row of pixels
   int64_t repeat;  // how often parameters are repeated: each one (kRows), or all of them (kPixels)
   int64_t parameters;        // weights, including repetitions
-  int64_t parameter_groups;  // parts of the parameters that are padded for themselves, and their padded length
-  int64_t parameter_stride;
-  int64_t partial_width;  // parameter sums of a chunk: padded and repeated as the parameters (kRows) or one per channel
-  int64_t chunks;      // of blocks; parameter gradients are summed for each, then over them
+  int64_t parameter_groups;  // parts of the parameters that are padded for themselves,
+  int64_t parameter_stride;  // and their padded length
+  int64_t
+      partial_width;  // parameter sums of a chunk: as the parameters (kRows), or one per channel
+  int64_t chunks;     // of blocks; parameter gradients are summed for each, then over them
   int64_t chunk_blocks;
   int64_t strip;  // kPixels: rows of pixels that are summed in vectors
   bool split;     // too few statistics to occupy the threads: cut them up
@@ -45,7 +49,7 @@ struct Plan {
   int64_t shards;  // pieces of scratch, at most one per thread
 
   // Offsets into the workspace, in bytes from its first 64-byte boundary.
-  size_t weight, bias;  // [parameter_groups][parameter_stride] in the compute type, offset applied; in lane order
+  size_t weight, bias;  // [parameter_groups][parameter_stride], compute type, in lane order
   size_t partials;      // [chunks][2][partial_width]: dweight, dbias
   size_t pieces;        // split: moments or gradient sums of each piece
   size_t scratch;       // [shards][scratch_stride]
@@ -56,9 +60,13 @@ struct Plan {
   // Parameters and their sums lie as the caller's do, but for the padding at the end.
   bool plain_order() const { return kind != Kind::kRows || (groups == 1 && repeat == 1); }
   // Kernels can read the caller's own weight or bias, if it has the right type.
-  bool plain_parameters() const { return kind == Kind::kRows && plain_order() && storage != Storage::kBF16; }
+  bool plain_parameters() const {
+    return kind == Kind::kRows && plain_order() && storage != Storage::kBF16;
+  }
   // Where the i-th of the repeated parameters lies, in memory order.
-  int64_t slot(int64_t i) const { return kind == Kind::kRows ? i / length * parameter_stride + i % length : i; }
+  int64_t slot(int64_t i) const {
+    return kind == Kind::kRows ? i / length * parameter_stride + i % length : i;
+  }
 };
 
 Plan make_plan(const Call& call);

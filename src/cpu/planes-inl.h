@@ -1,5 +1,5 @@
-// Planes: group norm NCHW. A statistic spans the neighbouring planes of a group; each plane has one weight and bias,
-// which are folded into the scale and offset of the plane.
+// Planes: group norm NCHW. A statistic spans the neighbouring planes of a group; each plane has one
+// weight and bias, which are folded into the scale and offset of the plane.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -50,8 +50,9 @@ struct Planes : Job<In> {
     const double scale = by.scale * this->weight(channel);
     const double offset = by.offset * this->weight(channel) + this->bias(channel);
     const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
-      scale_and_shift<kSilu, kStream>(plane(call.x, sample, channel), plane(call.y, sample, channel), plan.length,
-                                     Scalar(d, by.shift), Scalar(d, scale), Scalar(d, offset));
+      scale_and_shift<kSilu, kStream>(plane(call.x, sample, channel),
+                                      plane(call.y, sample, channel), plan.length,
+                                      Scalar(d, by.shift), Scalar(d, scale), Scalar(d, offset));
     };
     this->with_silu_and_stream(run);
   }
@@ -59,7 +60,8 @@ struct Planes : Job<In> {
   void forward() const {
     const int64_t units = plan.blocks * plan.groups;
     if (plan.split) return forward_split(units);
-    for_each_range(call.parallel, plan.shards, units, this->grain(plan.length * channels_per_group()),
+    for_each_range(call.parallel, plan.shards, units,
+                   this->grain(plan.length * channels_per_group()),
                    [&](int64_t, int64_t first, int64_t last) {
                      for (int64_t unit = first; unit < last; ++unit) forward_unit(unit);
                    });
@@ -67,7 +69,8 @@ struct Planes : Job<In> {
 
   void forward_unit(int64_t unit) const {
     Moments total = piece_moments(unit, 0);
-    for (int64_t piece = 1; piece < pieces_per_unit(); ++piece) total = merge(total, piece_moments(unit, piece));
+    for (int64_t piece = 1; piece < pieces_per_unit(); ++piece)
+      total = merge(total, piece_moments(unit, piece));
     const Normalizer by = this->finish(unit, total);
     for (int64_t i = 0; i < channels_per_group(); ++i) {
       normalize_plane(unit, by, unit % plan.groups * channels_per_group() + i);
@@ -77,19 +80,21 @@ struct Planes : Job<In> {
   void forward_split(int64_t units) const {
     auto* pieces = this->template pieces<Moments>();
     const int64_t count = pieces_per_unit();
-    for_each_range(call.parallel, plan.shards, units * count, 1, [&](int64_t, int64_t item, int64_t) {
-      pieces[item] = piece_moments(item / count, item % count);
-    });
+    for_each_range(call.parallel, plan.shards, units * count, 1,
+                   [&](int64_t, int64_t item, int64_t) {
+                     pieces[item] = piece_moments(item / count, item % count);
+                   });
     for (int64_t unit = 0; unit < units; ++unit) {
       Moments& total = pieces[unit * count];
       for (int64_t piece = 1; piece < count; ++piece) total = merge(total, (&total)[piece]);
       this->finish(unit, total);
     }
-    for_each_range(call.parallel, plan.shards, plan.blocks * call.channels, this->grain(plan.length),
-                   [&](int64_t, int64_t first, int64_t last) {
+    for_each_range(call.parallel, plan.shards, plan.blocks * call.channels,
+                   this->grain(plan.length), [&](int64_t, int64_t first, int64_t last) {
                      for (int64_t i = first; i < last; ++i) {
                        const int64_t unit = i / channels_per_group();
-                       normalize_plane(unit, this->finish(unit, pieces[unit * count], false), i % call.channels);
+                       normalize_plane(unit, this->finish(unit, pieces[unit * count], false),
+                                       i % call.channels);
                      }
                    });
   }
@@ -101,18 +106,21 @@ struct Planes : Job<In> {
     const int64_t unit = sample * plan.groups + channel / channels_per_group();
     return this->with_silu([&]<bool kSilu>() EK_LAMBDA {
       GradientSums total{};
-      for (int64_t start = 0; start < plan.length; start += kSlice) {
+      const int64_t block = block_length(d);
+      for (int64_t start = 0; start < plan.length; start += block) {
         total = total + reduce_plane<kSilu>(plane(call.x, sample, channel) + start,
                                             plane(call.dy, sample, channel) + start,
-                                            std::min(kSlice, plan.length - start), this->mean(unit), this->rstd(unit),
-                                            this->weight(channel), this->bias(channel));
+                                            std::min(block, plan.length - start), this->mean(unit),
+                                            this->rstd(unit), this->weight(channel),
+                                            this->bias(channel));
       }
       return total;
     });
   }
 
   // Adds a sample's plane to its chunk's parameter sums and to its group's sums.
-  void gather(int64_t sample, int64_t channel, const GradientSums& plane, GradientSums& group) const {
+  void gather(int64_t sample, int64_t channel, const GradientSums& plane,
+              GradientSums& group) const {
     const double weight = this->weight(channel);
     group = group + GradientSums{plane.sum * weight, plane.product * weight};
     if (!this->wants_parameters()) return;
@@ -123,13 +131,14 @@ struct Planes : Job<In> {
 
   void input_gradient_plane(int64_t sample, int64_t channel, const GradientSums& group) const {
     const int64_t unit = sample * plan.groups + channel / channels_per_group();
-    const double rstd = this->rstd(unit), share = rstd / static_cast<double>(plan.length * channels_per_group());
+    const double rstd = this->rstd(unit),
+                 share = rstd / static_cast<double>(plan.length * channels_per_group());
     const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
-      input_gradient<kSilu, kStream>(plane(call.x, sample, channel), plane(call.dy, sample, channel),
-                                    plane(call.dx, sample, channel), plan.length, Scalar(d, this->mean(unit)),
-                                    Scalar(d, rstd), Scalar(d, group.sum * share), Scalar(d, group.product * share),
-                                    Scalar(d, this->weight(channel)),
-                                    Scalar(d, this->bias(channel)), NoCast());
+      input_gradient<kSilu, kStream>(
+          plane(call.x, sample, channel), plane(call.dy, sample, channel),
+          plane(call.dx, sample, channel), plan.length, Scalar(d, this->mean(unit)),
+          Scalar(d, rstd), Scalar(d, group.sum * share), Scalar(d, group.product * share),
+          Scalar(d, this->weight(channel)), Scalar(d, this->bias(channel)), NoCast());
     };
     this->with_silu_and_stream(run);
   }
@@ -139,19 +148,24 @@ struct Planes : Job<In> {
     this->fold_partials();
   }
 
-  // An item is one group of all samples of a chunk, so that parameter sums are formed in the samples' order.
+  // An item is one group of all samples of a chunk, so that parameter sums are formed in the
+  // samples' order.
   void backward_groups() const {
-    for_each_range(call.parallel, plan.shards, plan.chunks * plan.groups, 1, [&](int64_t, int64_t item, int64_t) {
-      const int64_t chunk = item / plan.groups, first = item % plan.groups * channels_per_group();
-      const int64_t last = first + channels_per_group();
-      this->clear_partials(chunk, first, channels_per_group());
-      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-      for (int64_t sample = chunk * plan.chunk_blocks; sample < end; ++sample) {
-        GradientSums group{};
-        for (int64_t c = first; c < last; ++c) gather(sample, c, plane_sums(sample, c), group);
-        for (int64_t c = first; call.dx && c < last; ++c) input_gradient_plane(sample, c, group);
-      }
-    });
+    for_each_range(call.parallel, plan.shards, plan.chunks * plan.groups, 1,
+                   [&](int64_t, int64_t item, int64_t) {
+                     const int64_t chunk = item / plan.groups,
+                                   first = item % plan.groups * channels_per_group();
+                     const int64_t last = first + channels_per_group();
+                     this->clear_partials(chunk, first, channels_per_group());
+                     const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
+                     for (int64_t sample = chunk * plan.chunk_blocks; sample < end; ++sample) {
+                       GradientSums group{};
+                       for (int64_t c = first; c < last; ++c)
+                         gather(sample, c, plane_sums(sample, c), group);
+                       for (int64_t c = first; call.dx && c < last; ++c)
+                         input_gradient_plane(sample, c, group);
+                     }
+                   });
   }
 
   void backward_split() const {
@@ -160,9 +174,11 @@ struct Planes : Job<In> {
     const int64_t grain = this->grain(plan.length);
     for_each_range(call.parallel, plan.shards, plan.blocks * call.channels, grain,
                    [&](int64_t, int64_t first, int64_t last) {
-                     for (int64_t i = first; i < last; ++i) planes[i] = plane_sums(i / call.channels, i % call.channels);
+                     for (int64_t i = first; i < last; ++i)
+                       planes[i] = plane_sums(i / call.channels, i % call.channels);
                    });
-    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) this->clear_partials(chunk, 0, plan.partial_width);
+    for (int64_t chunk = 0; chunk < plan.chunks; ++chunk)
+      this->clear_partials(chunk, 0, plan.partial_width);
     for (int64_t i = 0; i < plan.blocks * call.channels; ++i) {
       GradientSums& group = groups[i / channels_per_group()];
       if (i % channels_per_group() == 0) group = {};
@@ -172,7 +188,8 @@ struct Planes : Job<In> {
     for_each_range(call.parallel, plan.shards, plan.blocks * call.channels, grain,
                    [&](int64_t, int64_t first, int64_t last) {
                      for (int64_t i = first; i < last; ++i) {
-                       input_gradient_plane(i / call.channels, i % call.channels, groups[i / channels_per_group()]);
+                       input_gradient_plane(i / call.channels, i % call.channels,
+                                            groups[i / channels_per_group()]);
                      }
                    });
   }

@@ -1,4 +1,5 @@
-// Hands out work: shards take the next few items until none is left, so that a slow core does not hold up the others.
+// Hands out work: shards take the next few items until none is left, so that a slow core does not
+// hold up the others.
 #pragma once
 
 #include <hwy/cache_control.h>
@@ -11,9 +12,11 @@
 
 namespace evenkeel {
 
-// Calls body(shard, first, last) for consecutive ranges of [0, items) of at most `grain` items each.
+// Calls body(shard, first, last) for consecutive ranges of [0, items) of at most `grain` items
+// each.
 template <class Body>
-void for_each_range(const Parallel& parallel, int64_t shards, int64_t items, int64_t grain, const Body& body) {
+void for_each_range(const Parallel& parallel, int64_t shards, int64_t items, int64_t grain,
+                    const Body& body) {
   const int64_t ranges = (items + grain - 1) / grain;
   std::atomic<int64_t> next{0};
   parallel.run(std::max<int64_t>(1, std::min(shards, ranges)), [&](int64_t shard) {

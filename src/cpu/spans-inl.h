@@ -1,11 +1,12 @@
-// The kernels proper: what happens to one contiguous span of elements. A norm is "reduce, then map":
+// The kernels proper: what happens to one contiguous span of elements. A norm is "reduce, then
+// map":
 //
 //   forward    moments  ->  normalize
 //   backward   reduce_rows / reduce_plane  ->  input_gradient
 //
-// Operands that are scalars for one shape and arrays for another (statistics, weights) are template parameters with a
-// load(): Splat or Typed. So row norms, NCHW planes and NHWC pixels share each kernel. Every sum is formed in an order
-// that depends on the span's length alone.
+// Operands that are scalars for one shape and arrays for another (statistics, weights) are template
+// parameters with a load(): Splat or Typed. So row norms, NCHW planes and NHWC pixels share each
+// kernel. Every sum is formed in an order that depends on the span's length alone.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_SPANS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -55,8 +56,9 @@ HWY_INLINE Vec<D> silu_gradient(D d, Vec<D> z, Vec<D> dy) {
 
 // ---- casting order ----
 
-// Rounds to the type of x between the normalization and the weight, or not at all. Whether it does is looked up at run
-// time where that hardly counts (with an activation), which saves half of the instances.
+// Rounds to the type of x between the normalization and the weight, or not at all. Whether it does
+// is looked up at run time where that hardly counts (with an activation), which saves half of the
+// instances.
 struct NoCast {
   template <class D>
   HWY_INLINE Vec<D> operator()(D, Vec<D> value) const {
@@ -80,9 +82,17 @@ struct CastTo {
 
 // ---- forward ----
 
-// Sums of (x - shift) and (x - shift)^2 over a slice.
+// How many elements are added up in vectors before the sums are carried on in double. Errors of
+// many lanes average out, those of a few do not.
+template <class D>
+HWY_INLINE int64_t block_length(D d) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  return (lanes < 8 ? 64 : 1024) * lanes;
+}
+
+// Sums of (x - shift) and (x - shift)^2 over a block.
 template <class In>
-HWY_INLINE Sums sums(In x, int64_t n, typename In::Compute shift_value) {
+HWY_INLINE Sums block_sums(In x, int64_t n, typename In::Compute shift_value) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto shift = hn::Set(d, shift_value);
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, q0 = s0, q1 = s0, q2 = s0, q3 = s0;
@@ -93,29 +103,46 @@ HWY_INLINE Sums sums(In x, int64_t n, typename In::Compute shift_value) {
   };
   for_each_four<In>(
       d, n,
-      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3) EK_LAMBDA {
-        add(i, a0, s0, q0);
-        add(i1, a1, s1, q1);
-        add(i2, a2, s2, q2);
-        add(i3, a3, s3, q3);
-      },
+      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3)
+          EK_LAMBDA {
+            add(i, a0, s0, q0);
+            add(i1, a1, s1, q1);
+            add(i2, a2, s2, q2);
+            add(i3, a3, s3, q3);
+          },
       [&](int64_t i, auto access) EK_LAMBDA { add(i, access, s0, q0); });
   return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
           sum_of_lanes(d, hn::Add(hn::Add(q0, q1), hn::Add(q2, q3)))};
 }
 
-// A guess at the mean that is good enough to shift by: the average of up to four vectors spread over the slice.
+// The same over a slice.
+template <class In>
+HWY_INLINE Sums sums(In x, int64_t n, typename In::Compute shift) {
+  const int64_t block = block_length(hn::ScalableTag<typename In::Compute>());
+  Sums total{0, 0};
+  for (int64_t i = 0; i < n; i += block) {
+    const Sums part = block_sums(x + i, std::min(block, n - i), shift);
+    total = {total.sum + part.sum, total.squares + part.squares};
+  }
+  return total;
+}
+
+// A guess at the mean that is good enough to shift by: the average of up to four vectors spread
+// over the slice.
 template <class In>
 HWY_INLINE double guess_mean(In x, int64_t n) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  if (n < lanes) return sum_of_lanes(d, x.load_tail(d, 0, static_cast<size_t>(n))) / static_cast<double>(n);
+  if (n < lanes)
+    return sum_of_lanes(d, x.load_tail(d, 0, static_cast<size_t>(n))) / static_cast<double>(n);
   const int64_t last = n - lanes;
-  const auto sum = hn::Add(hn::Add(x.load(d, 0), x.load(d, last)), hn::Add(x.load(d, last / 3), x.load(d, last / 3 * 2)));
+  const auto sum = hn::Add(hn::Add(x.load(d, 0), x.load(d, last)),
+                           hn::Add(x.load(d, last / 3), x.load(d, last / 3 * 2)));
   return sum_of_lanes(d, sum) / static_cast<double>(4 * lanes);
 }
 
-// Where the vectors' arithmetic over- or underflows, or the row holds an Inf or NaN: element by element in double.
+// Where the vectors' arithmetic over- or underflows, or the row holds an Inf or NaN: element by
+// element in double.
 template <class In>
 HWY_NOINLINE Sums wide_sums(In x, int64_t n, double shift) {
   const hn::ScalableTag<typename In::Compute> d;
@@ -133,19 +160,21 @@ HWY_NOINLINE Sums wide_sums(In x, int64_t n, double shift) {
   return total;
 }
 
-// The second look at a slice whose sums are not to be trusted: shifted by the mean that the first one found, and element
-// by element in double where the vectors' arithmetic over- or underflows.
+// The second look at a slice whose sums are not to be trusted: shifted by the mean that the first
+// one found, and element by element in double where the vectors' arithmetic over- or underflows.
 template <class In>
 HWY_NOINLINE Moments careful_moments(In x, int64_t n, double floor, double mean) {
   using Compute = typename In::Compute;
   const auto shift = static_cast<Compute>(mean);
   const Sums found = sums(x, n, shift);
-  if (in_safe_range<Compute>(found.squares, floor)) return from_sums(found, n, static_cast<double>(shift));
+  if (in_safe_range<Compute>(found.squares, floor))
+    return from_sums(found, n, static_cast<double>(shift));
   const double exact = wide_sums(x, n, 0).sum / static_cast<double>(n);
   return from_sums(wide_sums(x, n, exact), n, exact);
 }
 
-// Mean and sum of squared deviations of one slice, in one pass of shifted sums where the shift is close to the mean.
+// Mean and sum of squared deviations of one slice, in one pass of shifted sums where the shift is
+// close to the mean.
 template <bool kCenter, class In>
 HWY_INLINE Moments slice_moments(In x, int64_t n, double eps) {
   using Compute = typename In::Compute;
@@ -154,7 +183,8 @@ HWY_INLINE Moments slice_moments(In x, int64_t n, double eps) {
   const Sums found = sums(x, n, shift);
   const bool safe = in_safe_range<Compute>(found.squares, floor);
   if constexpr (!kCenter) {
-    return {static_cast<double>(n), 0, HWY_LIKELY(safe) ? found.squares : wide_sums(x, n, 0).squares};
+    return {static_cast<double>(n), 0,
+            HWY_LIKELY(safe) ? found.squares : wide_sums(x, n, 0).squares};
   }
   const Moments moments = from_sums(found, n, static_cast<double>(shift));
   if (HWY_LIKELY(safe && shift_was_good(found, n))) return moments;
@@ -172,11 +202,13 @@ HWY_INLINE Moments moments(In x, int64_t n, double eps) {
 
 // y = act(cast((x - shift) * scale + offset) * weight + bias)
 template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
-HWY_INLINE void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight, Weight bias, Cast cast) {
+HWY_INLINE void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight,
+                          Weight bias, Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
-    const auto normalized = cast(d, hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i)));
+    const auto normalized =
+        cast(d, hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i)));
     const auto z = hn::MulAdd(normalized, access.load(d, weight, i), access.load(d, bias, i));
     return activate<kSilu>(d, z);
   });
@@ -193,7 +225,8 @@ HWY_INLINE void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, S
   });
 }
 
-// Sums of (x - shift) and (x - shift)^2 for each position, over `count` spans that lie `stride` apart.
+// Sums of (x - shift) and (x - shift)^2 for each position, over `count` spans that lie `stride`
+// apart.
 template <class In>
 void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename In::Compute> shift,
                  Typed<typename In::Compute> sum, Typed<typename In::Compute> squares) {
@@ -208,7 +241,8 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
       };
       const auto v0 = shifted(x0), v1 = shifted(x1), v2 = shifted(x2), v3 = shifted(x3);
       const auto s = hn::Add(hn::Add(v0, v1), hn::Add(v2, v3));
-      const auto q = hn::Add(hn::MulAdd(v0, v0, hn::Mul(v1, v1)), hn::MulAdd(v2, v2, hn::Mul(v3, v3)));
+      const auto q =
+          hn::Add(hn::MulAdd(v0, v0, hn::Mul(v1, v1)), hn::MulAdd(v2, v2, hn::Mul(v3, v3)));
       access.store(d, hn::Add(access.load(d, sum, i), s), sum, i);
       access.store(d, hn::Add(access.load(d, squares, i), q), squares, i);
     });
@@ -216,7 +250,8 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
   for (; row < count; ++row) {
     const In x0 = x + row * stride;
     for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
-      const auto v = access.zero_outside(d, hn::Sub(access.load(d, x0, i), access.load(d, shift, i)));
+      const auto v =
+          access.zero_outside(d, hn::Sub(access.load(d, x0, i), access.load(d, shift, i)));
       access.store(d, hn::Add(access.load(d, sum, i), v), sum, i);
       access.store(d, hn::MulAdd(v, v, access.load(d, squares, i)), squares, i);
     });
@@ -227,7 +262,8 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
 
 // dz, the gradient before the activation.
 template <bool kSilu, class D, class Cast>
-HWY_INLINE Vec<D> activation_gradient(D d, Vec<D> dy, Vec<D> normalized, Vec<D> weight, Vec<D> bias, Cast cast) {
+HWY_INLINE Vec<D> activation_gradient(D d, Vec<D> dy, Vec<D> normalized, Vec<D> weight, Vec<D> bias,
+                                      Cast cast) {
   if constexpr (kSilu) return silu_gradient(d, hn::MulAdd(cast(d, normalized), weight, bias), dy);
   return dy;
 }
@@ -244,19 +280,23 @@ struct GradientRow {
 // Two rows at once, which halves the traffic of the parameter sums:
 //   dweight += dz * normalized, dbias += dz for each position; returns sum(dz * weight) and sum(dz * weight * normalized)
 // for each row.
-template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, class In, class Stat, class Weight, class Cast>
-HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight, Weight bias,
-                 Typed<typename In::Compute> dweight, Typed<typename In::Compute> dbias, Cast cast,
-                 GradientSums (&result)[2]) {
+template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, class In, class Stat, class Weight,
+          class Cast>
+HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight,
+                            Weight bias, Typed<typename In::Compute> dweight,
+                            Typed<typename In::Compute> dbias, Cast cast,
+                            GradientSums (&result)[2]) {
   const hn::ScalableTag<typename In::Compute> d;
   auto sum0 = hn::Zero(d), sum1 = sum0, product0 = sum0, product1 = sum0;
   for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto w = access.load(d, weight, i);
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
-    const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product, auto& dz) EK_LAMBDA {
+    const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product,
+                         auto& dz) EK_LAMBDA {
       const auto centered = hn::Sub(access.load(d, r.x, i), access.load(d, r.mean, i));
       const auto normalized = access.zero_outside(d, hn::Mul(centered, access.load(d, r.rstd, i)));
-      dz = access.zero_outside(d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
+      dz = access.zero_outside(
+          d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
       if constexpr (kRowSums) {
         const auto g = hn::Mul(dz, w);
         sum = hn::Add(sum, g);
@@ -281,40 +321,43 @@ HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, W
   }
 }
 
-// Returns sum(dz) and sum(dz * normalized) over a slice with one weight.
+// Returns sum(dz) and sum(dz * normalized) over a block with one weight.
 template <bool kSilu, class In>
-GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd_value, double weight_value,
-                          double bias_value) {
+GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd_value,
+                          double weight_value, double bias_value) {
   const hn::ScalableTag<typename In::Compute> d;
   using Scalar = Splat<decltype(d)>;
-  const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value), bias(d, bias_value);
+  const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value),
+      bias(d, bias_value);
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, p0 = s0, p1 = s0, p2 = s0, p3 = s0;
   const auto add = [&](int64_t i, auto access, auto& s, auto& p) EK_LAMBDA {
     const auto normalized =
         access.zero_outside(d, hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value));
-    const auto dz =
-        activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, weight.value, bias.value, NoCast());
+    const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, weight.value,
+                                               bias.value, NoCast());
     s = hn::Add(s, access.zero_outside(d, dz));
     p = hn::MulAdd(dz, normalized, p);
   };
   for_each_four<In>(
       d, n,
-      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3) EK_LAMBDA {
-        add(i, a0, s0, p0);
-        add(i1, a1, s1, p1);
-        add(i2, a2, s2, p2);
-        add(i3, a3, s3, p3);
-      },
+      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3)
+          EK_LAMBDA {
+            add(i, a0, s0, p0);
+            add(i1, a1, s1, p1);
+            add(i2, a2, s2, p2);
+            add(i3, a3, s3, p3);
+          },
       [&](int64_t i, auto access) EK_LAMBDA { add(i, access, s0, p0); });
   return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
           sum_of_lanes(d, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)))};
 }
 
-// dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd times the means of
-// dz * weight and of dz * weight * normalized.
+// dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd
+// times the means of dz * weight and of dz * weight * normalized.
 template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
-HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd, Stat gradient_share, Stat product_share,
-                    Weight weight, Weight bias, Cast cast) {
+HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd,
+                               Stat gradient_share, Stat product_share, Weight weight, Weight bias,
+                               Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, dx, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto r = access.load(d, rstd, i);

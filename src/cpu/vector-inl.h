@@ -1,13 +1,14 @@
-// Memory to vectors and back: every element type is read into, and rounded from, vectors of the compute type.
+// Memory to vectors and back: every element type is read into, and rounded from, vectors of the
+// compute type.
 //
-// Dtypes appear here and nowhere else in the kernels. Typed<Stored> is a tensor whose type is known when compiling;
-// Any<Compute> looks its type up at run time (one well-predicted branch a vector), so that all mixes of types need
-// two instances rather than a hundred. Addresses need no alignment; a tail is read and written without touching the
-// bytes behind it.
+// Dtypes appear here and nowhere else in the kernels. Typed<Stored> is a tensor whose type is known
+// when compiling; Any<Compute> looks its type up at run time (one well-predicted branch a vector),
+// so that all mixes of types need two instances rather than a hundred. Addresses need no alignment;
+// a tail is read and written without touching the bytes behind it.
 //
-// bf16 is taken apart into its even and its odd elements: a shift and a mask instead of shuffles, and the same backwards.
-// Arrays that go with such a tensor (weights, column sums) lie in that order, too: "lane order". For all other types
-// lane order is memory order.
+// bf16 is taken apart into its even and its odd elements: a shift and a mask instead of shuffles,
+// and the same backwards. Arrays that go with such a tensor (weights, column sums) lie in that
+// order, too: "lane order". For all other types lane order is memory order.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -47,63 +48,67 @@ concept ComputesF64 = sizeof(hn::TFromD<D>) == 8;
 // ---- one vector of each stored type ----
 
 template <class D>
-  requires ComputesF32<D>
-HWY_INLINE Vec<D> load_as(D d, const float* from) {
+requires ComputesF32<D> HWY_INLINE Vec<D> load_as(D d, const float* from) {
   return hn::LoadU(d, from);
 }
 template <class D>
-  requires ComputesF64<D>
-HWY_INLINE Vec<D> load_as(D d, const float* from) {
+requires ComputesF64<D> HWY_INLINE Vec<D> load_as(D d, const float* from) {
   return hn::PromoteTo(d, hn::LoadU(hn::Rebind<float, D>(), from));
 }
 template <class D>
-  requires ComputesF64<D>
-HWY_INLINE Vec<D> load_as(D d, const double* from) {
+requires ComputesF64<D> HWY_INLINE Vec<D> load_as(D d, const double* from) {
   return hn::LoadU(d, from);
 }
 template <class D>
-  requires ComputesF32<D>
-HWY_INLINE Vec<D> load_as(D d, const BF16* from) {
+requires ComputesF32<D> HWY_INLINE Vec<D> load_as(D d, const BF16* from) {
   const hn::Rebind<uint16_t, D> du16;
   const hn::Rebind<uint32_t, D> du32;
   const auto bits = hn::PromoteTo(du32, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from)));
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 template <class D>
-  requires ComputesF32<D>
-HWY_INLINE Vec<D> load_as(D d, const F16* from) {
+requires ComputesF32<D> HWY_INLINE Vec<D> load_as(D d, const F16* from) {
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
+  // Without an instruction for it, Highway makes a number of Inf and NaN.
+  const hn::Rebind<uint32_t, D> du32;
+  const auto code = hn::PromoteTo(
+      du32, hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(from)));
+  const auto shifted = hn::ShiftLeft<13>(hn::And(code, hn::Set(du32, 0x7fff)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(code, hn::Set(du32, 0x8000)));
+  const auto rebias = hn::Set(du32, 112u << 23);
+  const auto normal = hn::Add(shifted, rebias);
+  const auto special = hn::Add(normal, rebias);
+  const auto smallest = hn::Set(du32, 113u << 23);
+  const auto denormal = hn::BitCast(
+      du32, hn::Sub(hn::BitCast(d, hn::Add(shifted, smallest)), hn::BitCast(d, smallest)));
+  const auto number = hn::IfThenElse(hn::Lt(shifted, hn::Set(du32, 1u << 23)), denormal, normal);
+  const auto value = hn::IfThenElse(hn::Gt(shifted, hn::Set(du32, 0x0f7fffff)), special, number);
+  return hn::BitCast(d, hn::Or(value, sign));
+#else
   const hn::Rebind<hwy::float16_t, D> df16;
   return hn::PromoteTo(d, hn::LoadU(df16, reinterpret_cast<const hwy::float16_t*>(from)));
+#endif
 }
 template <class D, class Half>
-  requires ComputesF64<D>
-HWY_INLINE Vec<D> load_as(D d, const Half* from) {
+requires ComputesF64<D> HWY_INLINE Vec<D> load_as(D d, const Half* from) {
   return hn::PromoteTo(d, load_as(hn::Rebind<float, D>(), from));
 }
 
 // Rounds to the stored type; the result is a vector of as many (narrower) lanes.
 template <class D>
-  requires ComputesF32<D>
-HWY_INLINE Vec<D> narrow(D, Vec<D> value, const float*) {
-  return value;
-}
+requires ComputesF32<D> HWY_INLINE Vec<D> narrow(D, Vec<D> value, const float*) { return value; }
 template <class D>
-  requires ComputesF64<D>
-HWY_INLINE Vec<D> narrow(D, Vec<D> value, const double*) {
-  return value;
-}
+requires ComputesF64<D> HWY_INLINE Vec<D> narrow(D, Vec<D> value, const double*) { return value; }
 template <class D>
-  requires ComputesF64<D>
-HWY_INLINE auto narrow(D, Vec<D> value, const float*) {
+requires ComputesF64<D> HWY_INLINE auto narrow(D, Vec<D> value, const float*) {
   return hn::DemoteTo(hn::Rebind<float, D>(), value);
 }
 template <class D>
-  requires ComputesF32<D>
-HWY_INLINE auto narrow(D, Vec<D> value, const BF16*) {
+requires ComputesF32<D> HWY_INLINE auto narrow(D, Vec<D> value, const BF16*) {
   const hn::Rebind<uint32_t, D> du32;
   const auto bits = hn::BitCast(du32, value);
-  // To nearest even: add half a unit, and one less where the kept part is even. A NaN stays one: its top mantissa bit
-  // is set, since the bits that made it a NaN may be among those cut off.
+  // To nearest even: add half a unit, and one less where the kept part is even. A NaN stays one:
+  // its top mantissa bit is set, since the bits that made it a NaN may be among those cut off.
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du32, 1));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du32, 0x7fff)));
   const auto quiet = hn::Or(bits, hn::Set(du32, 0x400000));
@@ -113,20 +118,44 @@ HWY_INLINE auto narrow(D, Vec<D> value, const BF16*) {
   return hn::DemoteTo(hn::Rebind<uint16_t, D>(), hn::BitCast(di32, kept));
 }
 template <class D>
-  requires ComputesF32<D>
-HWY_INLINE auto narrow(D, Vec<D> value, const F16*) {
-  const hn::Rebind<hwy::float16_t, D> df16;
-  return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(df16, value));
+requires ComputesF32<D> HWY_INLINE auto narrow(D d, Vec<D> value, const F16*) {
+  const hn::Rebind<uint16_t, D> du16;
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
+  // Without an instruction for it, Highway cuts off instead of rounding.
+  const hn::Rebind<uint32_t, D> du32;
+  const hn::Rebind<int32_t, D> di32;
+  const auto bits = hn::BitCast(du32, value);
+  const auto magnitude = hn::And(bits, hn::Set(du32, 0x7fffffff));
+  const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du32, 1));
+  const auto normal =
+      hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(du32, (112u << 23) - 0xfff)), odd));
+  // One half has the step of f16's denormals, so adding it rounds to them.
+  const auto half = hn::Set(d, 0.5f);
+  const auto denormal =
+      hn::Sub(hn::BitCast(du32, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du32, half));
+  const auto number =
+      hn::IfThenElse(hn::Lt(magnitude, hn::Set(du32, 0x38800000)), denormal, normal);
+  const auto too_large = hn::Gt(magnitude, hn::Set(du32, 0x477fffff));
+  const auto is_nan = hn::RebindMask(du32, hn::IsNaN(value));
+  const auto special = hn::IfThenElse(is_nan, hn::Set(du32, 0x7e00), hn::Set(du32, 0x7c00));
+  const auto code = hn::Or(sign, hn::IfThenElse(too_large, special, number));
+  return hn::DemoteTo(du16, hn::BitCast(di32, code));
+#else
+  (void)d;
+  return hn::BitCast(du16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
+#endif
 }
 template <class D, class Half>
-  requires ComputesF64<D>
-HWY_INLINE auto narrow(D, Vec<D> value, const Half* as) {
-  // By way of f32, but rounded once: what f32 has no room for is kept as one bit that is set if any of it was.
+requires ComputesF64<D> HWY_INLINE auto narrow(D, Vec<D> value, const Half* as) {
+  // By way of f32, but rounded once: what f32 has no room for is kept as one bit that is set if any
+  // of it was.
   const hn::Rebind<float, D> df32;
   const hn::Rebind<uint64_t, D> du64;
   const auto bits = hn::BitCast(du64, value);
   const auto cut = hn::Set(du64, 0x1fffffff);
-  const auto sticky = hn::IfThenElseZero(hn::Ne(hn::And(bits, cut), hn::Zero(du64)), hn::Set(du64, 0x20000000));
+  const auto sticky =
+      hn::IfThenElseZero(hn::Ne(hn::And(bits, cut), hn::Zero(du64)), hn::Set(du64, 0x20000000));
   const auto kept = hn::BitCast(D(), hn::Or(hn::AndNot(cut, bits), sticky));
   return narrow(df32, hn::DemoteTo(df32, kept), as);
 }
@@ -158,12 +187,13 @@ HWY_INLINE void stream_as(D d, Vec<D> value, Stored* to) {
   hn::Stream(narrow(d, value, to), hn::Rebind<Lane, D>(), reinterpret_cast<Lane*>(to));
 }
 
-// Fewer elements than a vector has. Lanes past `count` are read as zero. (The minimum is there for the compiler, which
-// cannot see that a tail is short.)
+// Fewer elements than a vector has. Lanes past `count` are read as zero. (The minimum is there for
+// the compiler, which cannot see that a tail is short.)
 template <class D, class Stored>
 HWY_INLINE Vec<D> load_tail_as(D d, const Stored* from, size_t count) {
   HWY_ALIGN Stored buffer[hn::MaxLanes(d)] = {};
-  std::memcpy(static_cast<void*>(buffer), static_cast<const void*>(from), std::min(count * sizeof(Stored), sizeof buffer));
+  std::memcpy(static_cast<void*>(buffer), static_cast<const void*>(from),
+              std::min(count * sizeof(Stored), sizeof buffer));
   return load_as(d, buffer);
 }
 
@@ -171,7 +201,8 @@ template <class D, class Stored>
 HWY_INLINE void store_tail_as(D d, Vec<D> value, Stored* to, size_t count) {
   HWY_ALIGN Stored buffer[hn::MaxLanes(d)];
   store_as(d, value, buffer);
-  std::memcpy(static_cast<void*>(to), static_cast<const void*>(buffer), std::min(count * sizeof(Stored), sizeof buffer));
+  std::memcpy(static_cast<void*>(to), static_cast<const void*>(buffer),
+              std::min(count * sizeof(Stored), sizeof buffer));
 }
 
 // ---- tensors ----
@@ -221,12 +252,15 @@ struct Any {
   template <class Visit>
   HWY_INLINE auto with(int64_t i, Visit visit) const {
     switch (dtype) {
-      case Dtype::kF16: return visit(reinterpret_cast<F16*>(data) + i);
-      case Dtype::kBF16: return visit(reinterpret_cast<BF16*>(data) + i);
+      case Dtype::kF16:
+        return visit(reinterpret_cast<F16*>(data) + i);
+      case Dtype::kBF16:
+        return visit(reinterpret_cast<BF16*>(data) + i);
       case Dtype::kF64:
         if constexpr (sizeof(Compute) == 8) return visit(reinterpret_cast<double*>(data) + i);
         break;
-      case Dtype::kF32: break;
+      case Dtype::kF32:
+        break;
     }
     return visit(reinterpret_cast<float*>(data) + i);
   }
@@ -241,7 +275,8 @@ struct Any {
   }
   template <bool kStream, class D>
   HWY_INLINE void store(D d, Vec<D> value, int64_t i) const {
-    with(i, [&](auto* at) EK_LAMBDA { kStream ? stream_as(d, value, at) : store_as(d, value, at); });
+    with(i,
+         [&](auto* at) EK_LAMBDA { kStream ? stream_as(d, value, at) : store_as(d, value, at); });
   }
   template <class D>
   HWY_INLINE void store_tail(D d, Vec<D> value, int64_t i, size_t count) const {
@@ -282,11 +317,13 @@ template <int kPart, class D>
 HWY_INLINE Vec<D> part_of(D d, Vec<Words<D>> words) {
   const hn::Repartition<uint32_t, D> du32;
   const auto pairs = hn::BitCast(du32, words);
-  return hn::BitCast(d, kPart == 0 ? hn::ShiftLeft<16>(pairs) : hn::And(pairs, hn::Set(du32, 0xffff0000u)));
+  return hn::BitCast(
+      d, kPart == 0 ? hn::ShiftLeft<16>(pairs) : hn::And(pairs, hn::Set(du32, 0xffff0000u)));
 }
 
-// Rounds to nearest even and puts the parts together again. The upper and the lower halves of all values are brought
-// together first; then the lower halves decide, all at once, whether the upper ones go up by one.
+// Rounds to nearest even and puts the parts together again. The upper and the lower halves of all
+// values are brought together first; then the lower halves decide, all at once, whether the upper
+// ones go up by one.
 template <class D>
 HWY_INLINE Vec<Words<D>> join_parts(D, Vec<D> even, Vec<D> odd) {
   const Words<D> du16;
@@ -295,7 +332,8 @@ HWY_INLINE Vec<Words<D>> join_parts(D, Vec<D> even, Vec<D> odd) {
   const auto e = hn::BitCast(du32, even), o = hn::BitCast(du32, odd);
   const auto upper = hn::BitCast(du16, hn::Or(hn::And(o, high), hn::ShiftRight<16>(e)));
   const auto lower = hn::BitCast(du16, hn::Or(hn::ShiftLeft<16>(o), hn::AndNot(high, e)));
-  // lower + 0x7fff + (upper & 1) carries out of 16 bits; the average keeps the 17th bit and drops the lowest.
+  // lower + 0x7fff + (upper & 1) carries out of 16 bits; the average keeps the 17th bit and drops
+  // the lowest.
   const auto addend = hn::Or(hn::And(upper, hn::Set(du16, 1)), hn::Set(du16, 0x7ffe));
   const auto carry = hn::ShiftRight<15>(hn::AverageRound(lower, addend));
   // Only a NaN with all bits set could be carried over into another number.
@@ -343,7 +381,8 @@ template <int kPart>
 struct Part {
   template <class D>
   HWY_INLINE Vec<D> load(D d, const Typed<BF16>& from, int64_t i) const {
-    return part_of<kPart>(d, hn::LoadU(Words<D>(), reinterpret_cast<const uint16_t*>(from.data + i)));
+    return part_of<kPart>(d,
+                          hn::LoadU(Words<D>(), reinterpret_cast<const uint16_t*>(from.data + i)));
   }
   template <class D, class Source>
   HWY_INLINE Vec<D> load(D d, const Source& from, int64_t i) const {
@@ -369,7 +408,8 @@ struct PartTail : Part<kPart> {
   template <class D>
   HWY_INLINE Vec<D> load(D d, const Typed<BF16>& from, int64_t i) const {
     HWY_ALIGN uint16_t buffer[2 * hn::MaxLanes(d)] = {};
-    std::memcpy(buffer, static_cast<const void*>(from.data + i), std::min(count * sizeof(uint16_t), sizeof buffer));
+    std::memcpy(buffer, static_cast<const void*>(from.data + i),
+                std::min(count * sizeof(uint16_t), sizeof buffer));
     return part_of<kPart>(d, hn::Load(Words<D>(), buffer));
   }
   template <class D>
@@ -402,8 +442,8 @@ HWY_INLINE void for_each_vector(D d, int64_t n, Body body) {
   }
 }
 
-// Calls four(i, a0, a1, a2, a3, i1, i2, i3) for every four vectors, so that sums can go into four accumulators, and
-// rest(i, access) for those that remain.
+// Calls four(i, a0, a1, a2, a3, i1, i2, i3) for every four vectors, so that sums can go into four
+// accumulators, and rest(i, access) for those that remain.
 template <class In, class D, class Four, class Rest>
 HWY_INLINE void for_each_four(D d, int64_t n, Four four, Rest rest) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -437,8 +477,10 @@ HWY_INLINE void for_each_result(D d, In to, int64_t n, Body body) {
     if (i >= n) return;
     const auto count = static_cast<size_t>(n - i);
     HWY_ALIGN uint16_t buffer[2 * hn::MaxLanes(d)];
-    hn::Store(join_parts(d, body(i, PartTail<0>(count)), body(i, PartTail<1>(count))), du16, buffer);
-    std::memcpy(static_cast<void*>(words + i), buffer, std::min(count * sizeof(uint16_t), sizeof buffer));
+    hn::Store(join_parts(d, body(i, PartTail<0>(count)), body(i, PartTail<1>(count))), du16,
+              buffer);
+    std::memcpy(static_cast<void*>(words + i), buffer,
+                std::min(count * sizeof(uint16_t), sizeof buffer));
   } else {
     for (; i + lanes <= n; i += lanes) to.template store<kStream>(d, body(i, Whole()), i);
     if (i >= n) return;

@@ -1,7 +1,9 @@
-// The reference backend: plain float64 loops, one thread, no tricks. Everything else is measured against it.
+// The reference backend: plain float64 loops, one thread, no tricks. Everything else is measured
+// against it.
 //
-// A unit is what shares one mean and rstd: a row, or a (sample, group) pair. Where its k-th element lies, and which
-// weight belongs to it, is all that tells the three operations and two layouts apart.
+// A unit is what shares one mean and rstd: a row, or a (sample, group) pair. Where its k-th element
+// lies, and which weight belongs to it, is all that tells the three operations and two layouts
+// apart.
 #include <cmath>
 
 #include "reference/backend.h"
@@ -38,7 +40,9 @@ Element element(const Call& call, int64_t unit, int64_t k) {
 }
 
 double weight_of(const Call& call, const Element& e) {
-  return call.weight ? call.weight_offset + load_scalar(call.weight.data, call.weight.dtype, e.parameter) : 1.0;
+  return call.weight
+             ? call.weight_offset + load_scalar(call.weight.data, call.weight.dtype, e.parameter)
+             : 1.0;
 }
 
 double bias_of(const Call& call, const Element& e) {
@@ -119,8 +123,10 @@ ek_status backward(const Call& call) {
     }
   }
   for (int64_t p = 0; p < call.channels; ++p) {
-    if (call.dweight) store_scalar(call.dweight.data, call.dweight.dtype, p, load_scalar(sums(0), Dtype::kF64, p));
-    if (call.dbias) store_scalar(call.dbias.data, call.dbias.dtype, p, load_scalar(sums(1), Dtype::kF64, p));
+    if (call.dweight)
+      store_scalar(call.dweight.data, call.dweight.dtype, p, load_scalar(sums(0), Dtype::kF64, p));
+    if (call.dbias)
+      store_scalar(call.dbias.data, call.dbias.dtype, p, load_scalar(sums(1), Dtype::kF64, p));
   }
   return EK_OK;
 }
@@ -139,7 +145,9 @@ size_t workspace(const Call& call) {
   return call.pass == Pass::kForward ? 0 : static_cast<size_t>(2 * call.channels * 8);
 }
 
-ek_status run(const Call& call) { return call.pass == Pass::kForward ? forward(call) : backward(call); }
+ek_status run(const Call& call) {
+  return call.pass == Pass::kForward ? forward(call) : backward(call);
+}
 
 }  // namespace
 

@@ -9,17 +9,13 @@
 
 namespace evenkeel::support {
 
-// splitmix64: one multiply-xor chain per number, and any seed is a good one.
+// splitmix64: one multiply-xor chain per number. The seed is scrambled first: without that the streams
+// of neighbouring seeds would be one stream, shifted.
 class Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u) {}
+  explicit Random(uint64_t seed) : state_(scramble(seed)) {}
 
-  uint64_t bits() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
+  uint64_t bits() { return scramble(state_ += 0x9e3779b97f4a7c15u); }
   // In [0, bound).
   int64_t below(int64_t bound) {
     return static_cast<int64_t>(bits() % static_cast<uint64_t>(bound));
@@ -34,6 +30,12 @@ class Random {
   }
 
  private:
+  static uint64_t scramble(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
   uint64_t state_;
 };
 
