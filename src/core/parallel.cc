@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <system_error>
 #include <thread>
 
@@ -37,8 +36,7 @@ class Pool {
   }
 
   void run(int64_t tasks, void (*task)(void*, int64_t), void* argument) {
-    const std::unique_lock lock(busy_, std::try_to_lock);
-    if (!lock || tasks > kMaxThreads) {
+    if (tasks > kMaxThreads || busy_.test_and_set(std::memory_order_acquire)) {
       for (int64_t i = 0; i < tasks; ++i) task(argument, i);
       return;
     }
@@ -59,6 +57,7 @@ class Pool {
         std::this_thread::yield();
       }
     }
+    busy_.clear(std::memory_order_release);
   }
 
  private:
@@ -102,7 +101,7 @@ class Pool {
     }
   }
 
-  std::mutex busy_;
+  std::atomic_flag busy_;  // with one caller's job
   void (*task_)(void*, int64_t) = nullptr;
   void* argument_ = nullptr;
   uint64_t generation_ = 0;

@@ -25,6 +25,9 @@ constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
 constexpr int64_t kStripRows = 1024;
 
+// Whatever the caller says, scratch memory is made for this many threads at most.
+constexpr int32_t kMaxShards = 1024;
+
 // Arrays that go with a row are padded to this many elements: twice the longest vector.
 constexpr int64_t kPadding = 64;
 
@@ -102,7 +105,8 @@ void set_chunks(Plan& plan) {
 }
 
 void set_threads(const Call& call, Plan& plan) {
-  const int64_t threads = call.elements() < kSerialElements ? 1 : call.parallel.threads();
+  const int64_t threads =
+      call.elements() < kSerialElements ? 1 : std::min(call.parallel.threads(), kMaxShards);
   plan.shards = threads;
   // What can run side by side without cutting a statistic up.
   const bool by_chunk = call.pass == Pass::kBackward && plan.kind != Plan::Kind::kPlanes;
