@@ -77,7 +77,7 @@ struct Job {
 
   // Writes mean and rstd, where they are wanted, and returns how to normalize.
   Normalizer finish(int64_t unit, const Moments& m, bool write = true) const {
-    const double rstd = 1 / std::sqrt(m.deviations / m.count + call.eps);
+    const double rstd = 1 / std::sqrt(m.deviations * (1 / m.count) + call.eps);
     if (write && call.mean != nullptr) store_scalar(call.mean, call.stats, unit, m.mean);
     if (write && call.rstd != nullptr) store_scalar(call.rstd, call.stats, unit, rstd);
     const auto shift = static_cast<double>(static_cast<Compute>(m.mean));

@@ -41,7 +41,7 @@ struct Normalizer {
 
 inline Moments from_sums(const Sums& sums, int64_t count, double shift) {
   const auto n = static_cast<double>(count);
-  const double off = sums.sum / n;
+  const double off = sums.sum * (1 / n);  // the division does not wait for the sum
   const double deviations = sums.squares - off * sums.sum;
   // Rounding can leave a tiny negative; NaN must pass.
   return {n, shift + off, deviations < 0 ? 0 : deviations};

@@ -138,7 +138,7 @@ HWY_INLINE double guess_mean(In x, int64_t n) {
   const int64_t last = n - lanes;
   const auto sum = hn::Add(hn::Add(x.load(d, 0), x.load(d, last)),
                            hn::Add(x.load(d, last / 3), x.load(d, last / 3 * 2)));
-  return sum_of_lanes(d, sum) / static_cast<double>(4 * lanes);
+  return sum_of_lanes(d, sum) * (1 / static_cast<double>(4 * lanes));
 }
 
 // Where the vectors' arithmetic over- or underflows, or the row holds an Inf or NaN: element by
