@@ -186,10 +186,15 @@ ek_status set_tensor(const char* name, const ek_tensor& given, const Call& call,
                    ", but strides must not be negative (0 = dense)",
                    name, given.row_stride, name, given.outer_stride);
   }
-  // The stride of a single run or block is never used, whatever it says.
-  const int64_t row = call.inner <= 1 || given.row_stride == 0 ? call.width : given.row_stride;
-  int64_t outer = call.outer <= 1 ? 0 : given.outer_stride;
-  if (outer == 0 && __builtin_mul_overflow(call.inner, row, &outer)) outer = INT64_MAX;
+  int64_t row = given.row_stride == 0 ? call.width : given.row_stride;
+  int64_t outer = given.outer_stride;
+  const auto dense_blocks = [&] {
+    if (__builtin_mul_overflow(call.inner, row, &outer)) outer = INT64_MAX;
+  };
+  if (outer == 0) dense_blocks();
+  // The stride of a single run or block is never used, however large it is.
+  if (call.inner <= 1) row = call.width;
+  if (call.outer <= 1) dense_blocks();
   tensor.row_stride = row;
   tensor.outer_stride = outer;
 

@@ -1,8 +1,6 @@
 // How a call is cut up on the CPU. See plan.h.
 #include "cpu/plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>
@@ -18,20 +16,10 @@ constexpr int64_t kShortPlane = 64;
 // Below this many elements a second thread costs more than it brings.
 constexpr int64_t kSerialElements = 16384;
 
-// Results that are larger than this go past the caches: together with the input they fill half of the
-// last-level cache, and a plain store would first read what it is about to overwrite. Smaller ones are
-// up to a third faster with plain stores, and their reader finds them in the cache. Measured on a Xeon
-// with 260 MB: at 64 MB streaming gains 20 %, at 32 MB it costs 30 %.
-int64_t stream_bytes() {
-  static const int64_t bytes = [] {
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    const int64_t cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (cache > 0) return cache / 5;
-#endif
-    return int64_t{8} << 20;
-  }();
-  return bytes;
-}
+// Results from this size on go past the caches: a plain store would first read what it is about to
+// overwrite. Measured with two threads on a Xeon with 2 MB of second-level cache per core: at 32 MB
+// streaming takes two thirds of the time, at 16 MB and below the same or more.
+constexpr int64_t kStreamBytes = int64_t{24} << 20;
 
 // Rows of pixels are filled up to about this many elements, and strips of them to that many, in not
 // too many rows: a column is summed in f32 down the strip.
@@ -138,7 +126,7 @@ void set_stream(const Call& call, Plan& plan) {
   const int64_t size = size_of(output.dtype);
   const auto aligned = [size](int64_t elements) { return elements * size % 64 == 0; };
   plan.stream = output && call.activation == EK_ACTIVATION_NONE &&
-                call.casting != EK_CASTING_LLAMA && call.elements() * size >= stream_bytes() &&
+                call.casting != EK_CASTING_LLAMA && call.elements() * size >= kStreamBytes &&
                 reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
                 aligned(output.row_stride * (plan.kind == Plan::Kind::kPixels ? plan.repeat : 1)) &&
                 aligned(output.outer_stride) && aligned(plan.length);

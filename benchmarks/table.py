@@ -1,0 +1,84 @@
+"""The tables of docs/performance.md, made from the CSV files that rivals.py writes.
+
+For every problem and pass: the share of the limit that evenkeel and the best rival reach, and the lead (the best
+rival's time / evenkeel's). Rewrites what lies between the markers; nothing in the tables is typed by hand.
+
+    python benchmarks/table.py benchmarks/results/<file>.csv
+"""
+
+import csv
+import pathlib
+import sys
+
+DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- rivals: begin (benchmarks/table.py) -->", "<!-- rivals: end -->"
+RIVALS = ("torch", "onednn")
+COLUMNS = [(dtype, pass_) for dtype in ("f32", "bf16") for pass_ in ("forward", "backward")]
+
+
+def read(path):
+    """{threads: {problem: {(dtype, pass): {contender: (time, of limit)}}}}, and the rows themselves."""
+    table = {}
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        problem = " ".join(word for word in (row["op"], row["shape"], row["layout"]) if word)
+        cell = table.setdefault(int(row["threads"]), {}).setdefault(problem, {})
+        figures = (float(row["time_us"]), float(row["of_limit"]))
+        contender = row["contender"].split(",")[0]
+        found = cell.setdefault((row["dtype"], row["pass"]), {})
+        # rivals.py measures some libraries with several parameter types: each is shown at its best.
+        found[contender] = min(found.get(contender, figures), figures)
+    return table, rows
+
+
+def cell_text(contenders):
+    rivals = [contenders[name] for name in RIVALS if name in contenders]
+    if "evenkeel" not in contenders or not rivals:
+        return "-"
+    ours, best = contenders["evenkeel"], min(rivals)
+    lead = best[0] / ours[0]
+    text = f"{ours[1]:.2f} / {best[1]:.2f} ({lead:.2f}x)"
+    return text if lead >= 1 else f"*{text}*"
+
+
+def markdown(path):
+    table, rows = read(path)
+    lines = [
+        f"From `{path.name}`: {rows[0]['cpu']}, {rows[0]['versions']}, commit {rows[0]['commit']}."
+    ]
+    for threads, problems in sorted(table.items(), reverse=True):
+        heads = " | ".join(f"{dtype} {pass_}" for dtype, pass_ in COLUMNS)
+        lines += ["", f"### {threads} thread{'s' if threads > 1 else ''}", ""]
+        lines += [
+            f"| of limit: evenkeel / best rival (lead) | {heads} |",
+            "|---" * (len(COLUMNS) + 1) + "|",
+        ]
+        for problem, cells in problems.items():
+            texts = " | ".join(cell_text(cells.get(column, {})) for column in COLUMNS)
+            lines.append(f"| {problem} | {texts} |")
+        found = [
+            cell
+            for cells in problems.values()
+            for cell in map(cell_text, cells.values())
+            if cell != "-"
+        ]
+        ahead = sum(not cell.startswith("*") for cell in found)
+        lines += [
+            "",
+            f"Ahead of both rivals in {ahead} of {len(found)} lines; the others are in italics.",
+        ]
+    return "\n".join(lines)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    text = DOCUMENT.read_text()
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    DOCUMENT.write_text(f"{head}{BEGIN}\n{markdown(pathlib.Path(sys.argv[1]))}\n{END}{tail}")
+
+
+if __name__ == "__main__":
+    main()
