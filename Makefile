@@ -5,7 +5,7 @@
 # Compilers at once; the SIMD sources need about 1 GB each.
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup build test demo bench format lint clean
+.PHONY: help setup build test demo bench rivals format lint clean
 
 help:
 	@echo "make demo     build, then a short table of what the library does on this machine"
@@ -13,6 +13,7 @@ help:
 	@echo "make setup    install what is missing (apt packages when root, .venv)"
 	@echo "make build    the dev preset, into build/dev"
 	@echo "make bench    the full table, over tests/cases/peers.txt"
+	@echo "make rivals   speed and accuracy beside torch and oneDNN, in an environment of their own"
 	@echo "make format   rewrite C++ and Python files in the house style"
 	@echo "make lint     check style and spelling without changing anything"
 	@echo "make clean    remove the build folders"
@@ -33,6 +34,16 @@ demo: setup
 bench: setup
 	@scripts/build release $(JOBS)
 	@build/release/bench/evenkeel-bench --cases tests/cases/peers.txt
+
+rivals: setup .venv-rivals/done
+	@scripts/build release $(JOBS)
+	@.venv-rivals/bin/python benchmarks/rivals.py
+	@.venv-rivals/bin/python benchmarks/accuracy.py
+
+.venv-rivals/done: benchmarks/requirements.txt
+	@python3 -m venv --clear .venv-rivals
+	@.venv-rivals/bin/python -m pip install --quiet --no-deps -r benchmarks/requirements.txt
+	@touch $@
 
 format: setup
 	@scripts/lint --fix
