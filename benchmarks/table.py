@@ -25,9 +25,11 @@ def read(path):
         problem = " ".join(word for word in (row["op"], row["shape"], row["layout"]) if word)
         cell = table.setdefault(int(row["threads"]), {}).setdefault(problem, {})
         figures = (float(row["time_us"]), float(row["of_limit"]))
-        contender = row["contender"].split(",")[0]
+        contender, _, variant = row["contender"].partition(",")
+        if contender == "evenkeel" and variant:
+            continue  # with parameters of another type: a line of its own in the CSV
         found = cell.setdefault((row["dtype"], row["pass"]), {})
-        # rivals.py measures some libraries with several parameter types: each is shown at its best.
+        # A rival that was measured with several parameter types is shown at its best.
         found[contender] = min(found.get(contender, figures), figures)
     return table, rows
 
