@@ -34,7 +34,7 @@ struct Job {
 
   Job(const Call& c, const Plan& p)
       : call(c), plan(p), base_(c.workspace + (-reinterpret_cast<uintptr_t>(c.workspace) & 63)) {
-    if (plan.kind == Plan::Kind::kPlanes) return;
+    if (!plan.reads_arrays(call)) return;
     weight_ = prepare(call.weight, call.weight_offset, 1, plan.weight);
     bias_ = prepare(call.bias, 0, 0, plan.bias);
   }
@@ -48,8 +48,8 @@ struct Job {
   }
   double rstd(int64_t unit) const { return load_scalar(call.rstd, call.stats, unit); }
 
-  // Weight and bias in the compute type, with ones and zeros where there are none: all (not for
-  // planes), or a channel's.
+  // Weight and bias in the compute type, with ones and zeros where there are none: all (where
+  // plan.reads_arrays()), or a channel's.
   Array weight() const { return Array(weight_, Dtype::kF32); }
   Array bias() const { return Array(bias_, Dtype::kF32); }
   double weight(int64_t channel) const {
@@ -147,17 +147,15 @@ struct Job {
   // The parameter as the kernels want it: the caller's own array where that will do, a converted
   // copy otherwise.
   char* prepare(const Vector& given, double offset, double absent, size_t where) const {
-    if (given && given.dtype == call.compute && offset == 0 && plan.plain_parameters())
-      return given.data;
+    if (plan.reads_as_given(call, given, offset)) return given.data;
     auto* array = reinterpret_cast<Compute*>(base_ + where);
     const int64_t padded = plan.parameter_groups * plan.parameter_stride;
     if (!given) {
       std::fill_n(array, padded, static_cast<Compute>(absent));
       return base_ + where;
     }
-    std::fill_n(
-        array, padded,
-        Compute{0});  // what lies in the padding is multiplied by zeros, and must not be a NaN
+    // What lies in the padding is multiplied by zeros, and must not be a NaN.
+    std::fill_n(array, padded, Compute{0});
     const Any<Compute> from(given.data, given.dtype);
     const auto plus = hn::Set(d, static_cast<Compute>(offset));
     for_each_vector<Array>(d, call.channels, [&](int64_t i, auto access) EK_LAMBDA {

@@ -162,12 +162,9 @@ void set_workspace(const Call& call, Plan& plan) {
     return start;
   };
   const auto parameter = [&](const Vector& given, double offset) {
-    const bool as_it_is =
-        given && given.dtype == call.compute && offset == 0 && plan.plain_parameters();
+    const bool copied = plan.reads_arrays(call) && !plan.reads_as_given(call, given, offset);
     return reserve(
-        as_it_is || plan.kind == Plan::Kind::kPlanes
-            ? 0
-            : static_cast<size_t>(plan.parameter_groups * plan.parameter_stride * element));
+        copied ? static_cast<size_t>(plan.parameter_groups * plan.parameter_stride * element) : 0);
   };
   plan.weight = parameter(call.weight, call.weight_offset);
   plan.bias = parameter(call.bias, 0);

@@ -59,9 +59,14 @@ struct Plan {
 
   // Parameters and their sums lie as the caller's do, but for the padding at the end.
   bool plain_order() const { return kind != Kind::kRows || (groups == 1 && repeat == 1); }
-  // Kernels can read the caller's own weight or bias, if it has the right type.
-  bool plain_parameters() const {
-    return kind == Kind::kRows && plain_order() && storage != Storage::kBF16;
+  // Kernels read weight and bias as arrays, not channel by channel.
+  bool reads_arrays(const Call& call) const {
+    return kind == Kind::kRows || (kind == Kind::kPixels && call.pass == Pass::kBackward);
+  }
+  // They can read the caller's own array: it has the right type and order, and nothing is added to it.
+  bool reads_as_given(const Call& call, const Vector& given, double offset) const {
+    return given && given.dtype == call.compute && offset == 0 && kind == Kind::kRows &&
+           plain_order() && storage != Storage::kBF16;
   }
   // Where the i-th of the repeated parameters lies, in memory order.
   int64_t slot(int64_t i) const {

@@ -95,24 +95,13 @@ template <class In>
 HWY_INLINE Sums block_sums(In x, int64_t n, typename In::Compute shift_value) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto shift = hn::Set(d, shift_value);
-  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, q0 = s0, q1 = s0, q2 = s0, q3 = s0;
   const auto add = [&](int64_t i, auto access, auto& s, auto& q) EK_LAMBDA {
     const auto v = access.zero_outside(d, hn::Sub(access.load(d, x, i), shift));
     s = hn::Add(s, v);
     q = hn::MulAdd(v, v, q);
   };
-  for_each_four<In>(
-      d, n,
-      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3)
-          EK_LAMBDA {
-            add(i, a0, s0, q0);
-            add(i1, a1, s1, q1);
-            add(i2, a2, s2, q2);
-            add(i3, a3, s3, q3);
-          },
-      [&](int64_t i, auto access) EK_LAMBDA { add(i, access, s0, q0); });
-  return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
-          sum_of_lanes(d, hn::Add(hn::Add(q0, q1), hn::Add(q2, q3)))};
+  const TwoSums found = two_sums<In>(d, n, add);
+  return {found.first, found.second};
 }
 
 // The same over a slice.
@@ -329,7 +318,6 @@ GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd
   using Scalar = Splat<decltype(d)>;
   const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value),
       bias(d, bias_value);
-  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, p0 = s0, p1 = s0, p2 = s0, p3 = s0;
   const auto add = [&](int64_t i, auto access, auto& s, auto& p) EK_LAMBDA {
     const auto normalized =
         access.zero_outside(d, hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value));
@@ -338,18 +326,8 @@ GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd
     s = hn::Add(s, access.zero_outside(d, dz));
     p = hn::MulAdd(dz, normalized, p);
   };
-  for_each_four<In>(
-      d, n,
-      [&](int64_t i, auto a0, auto a1, auto a2, auto a3, int64_t i1, int64_t i2, int64_t i3)
-          EK_LAMBDA {
-            add(i, a0, s0, p0);
-            add(i1, a1, s1, p1);
-            add(i2, a2, s2, p2);
-            add(i3, a3, s3, p3);
-          },
-      [&](int64_t i, auto access) EK_LAMBDA { add(i, access, s0, p0); });
-  return {sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))),
-          sum_of_lanes(d, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)))};
+  const TwoSums found = two_sums<In>(d, n, add);
+  return {found.first, found.second};
 }
 
 // dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd

@@ -299,6 +299,10 @@ HWY_INLINE double sum_of_lanes(D d, Vec<D> value) {
   return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, value)));
 }
 
+struct TwoSums {
+  double first, second;
+};
+
 // ---- bf16 in two parts ----
 
 template <class In>
@@ -442,20 +446,30 @@ HWY_INLINE void for_each_vector(D d, int64_t n, Body body) {
   }
 }
 
-// Calls four(i, a0, a1, a2, a3, i1, i2, i3) for every four vectors, so that sums can go into four
-// accumulators, and rest(i, access) for those that remain.
-template <class In, class D, class Four, class Rest>
-HWY_INLINE void for_each_four(D d, int64_t n, Four four, Rest rest) {
+// Two sums over n elements, each in four accumulators: add(i, access, first, second) adds the
+// vector at i to them.
+template <class In, class D, class Add>
+HWY_INLINE TwoSums two_sums(D d, int64_t n, Add add) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto f0 = hn::Zero(d), f1 = f0, f2 = f0, f3 = f0, s0 = f0, s1 = f0, s2 = f0, s3 = f0;
   int64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     if constexpr (kInParts<In>) {
-      four(i, Part<0>(), Part<1>(), Part<0>(), Part<1>(), i, i + 2 * lanes, i + 2 * lanes);
+      add(i, Part<0>(), f0, s0);
+      add(i, Part<1>(), f1, s1);
+      add(i + 2 * lanes, Part<0>(), f2, s2);
+      add(i + 2 * lanes, Part<1>(), f3, s3);
     } else {
-      four(i, Whole(), Whole(), Whole(), Whole(), i + lanes, i + 2 * lanes, i + 3 * lanes);
+      add(i, Whole(), f0, s0);
+      add(i + lanes, Whole(), f1, s1);
+      add(i + 2 * lanes, Whole(), f2, s2);
+      add(i + 3 * lanes, Whole(), f3, s3);
     }
   }
-  for_each_vector<In>(d, n - i, [&](int64_t j, auto access) EK_LAMBDA { rest(i + j, access); });
+  for_each_vector<In>(d, n - i,
+                      [&](int64_t j, auto access) EK_LAMBDA { add(i + j, access, f0, s0); });
+  return {sum_of_lanes(d, hn::Add(hn::Add(f0, f1), hn::Add(f2, f3))),
+          sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)))};
 }
 
 // Stores body(i, access) for every vector of n elements.
