@@ -12,18 +12,44 @@
 #include <system_error>
 #include <thread>
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 namespace evenkeel {
 namespace {
 
 constexpr int32_t kMaxThreads = 1024;
 constexpr int kSpins =
-    2000;  // about 50 to 100 us of pause instructions: bridges the gap between two layers' norms
+    20000;  // up to a millisecond of pause instructions: bridges the gap between two layers' norms
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
+#endif
+}
+
+int current_processor() {
+#ifdef __linux__
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Schedulers may wake a worker on the very processor that its caller keeps busy, and take
+// milliseconds to notice. Moves this thread from there to another processor that it may use.
+void leave_processor([[maybe_unused]] int taken) {
+#ifdef __linux__
+  cpu_set_t allowed;
+  if (taken < 0 || sched_getcpu() != taken || sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+    return;
+  cpu_set_t others = allowed;
+  CPU_CLR(static_cast<size_t>(taken), &others);
+  if (sched_setaffinity(0, sizeof others, &others) == 0)
+    sched_setaffinity(0, sizeof allowed, &allowed);
 #endif
 }
 
@@ -43,6 +69,7 @@ class Pool {
     grow(static_cast<int>(tasks) - 1);
     task_ = task;
     argument_ = argument;
+    callers_processor_.store(current_processor(), std::memory_order_relaxed);
     unfinished_.store(tasks, std::memory_order_relaxed);
     generation_ = (generation_ + 1) & 0xffffffff;
     job_.store(generation_ << 32 | static_cast<uint64_t>(tasks) << 16, std::memory_order_release);
@@ -86,6 +113,7 @@ class Pool {
       }
       published_.wait(seen, std::memory_order_acquire);
       seen = published_.load(std::memory_order_acquire);
+      leave_processor(callers_processor_.load(std::memory_order_relaxed));
       while (claim_and_run()) {
       }
     }
@@ -104,6 +132,7 @@ class Pool {
   std::atomic_flag busy_;  // with one caller's job
   void (*task_)(void*, int64_t) = nullptr;
   void* argument_ = nullptr;
+  std::atomic<int> callers_processor_{-1};
   uint64_t generation_ = 0;
   int workers_ = 0;
   alignas(64) std::atomic<uint64_t> job_{0};

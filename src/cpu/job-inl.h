@@ -43,10 +43,8 @@ struct Job {
 
   In in(const Tensor& tensor) const { return In(tensor.data, tensor.dtype); }
   bool wants_parameters() const { return call.dweight || call.dbias; }
-  double mean(int64_t unit) const {
-    return call.centers() ? load_scalar(call.mean, call.stats, unit) : 0;
-  }
-  double rstd(int64_t unit) const { return load_scalar(call.rstd, call.stats, unit); }
+  double mean(int64_t unit) const { return call.centers() ? statistic(call.mean, unit) : 0; }
+  double rstd(int64_t unit) const { return statistic(call.rstd, unit); }
 
   // Weight and bias in the compute type, with ones and zeros where there are none: all (where
   // plan.reads_arrays()), or a channel's.
@@ -75,13 +73,32 @@ struct Job {
 
   // ---- statistics ----
 
-  // Writes mean and rstd, where they are wanted, and returns how to normalize.
-  Normalizer finish(int64_t unit, const Moments& m, bool write = true) const {
-    const double rstd = 1 / std::sqrt(m.deviations * (1 / m.count) + call.eps);
-    if (write && call.mean != nullptr) store_scalar(call.mean, call.stats, unit, m.mean);
-    if (write && call.rstd != nullptr) store_scalar(call.rstd, call.stats, unit, rstd);
-    const auto shift = static_cast<double>(static_cast<Compute>(m.mean));
-    return {shift, rstd, (shift - m.mean) * rstd};
+  // From the moments of `count` neighbouring units to how they are normalized. Writes mean and rstd
+  // where they are wanted.
+  void finish(int64_t unit, int64_t count, const MomentsBatch& found, NormalizerBatch& result,
+              bool write = true) const {
+    const hn::ScalableTag<double> d64;
+    const auto one = hn::Set(d64, 1), share = hn::Set(d64, 1 / found.count);
+    Compute shift[kBatch];
+    std::copy_n(found.mean, kBatch, shift);
+    std::copy_n(shift, kBatch, result.shift);
+    for (int64_t i = 0; i < kBatch; i += static_cast<int64_t>(hn::Lanes(d64))) {
+      const auto variance = hn::Mul(hn::LoadU(d64, found.deviations + i), share);
+      const auto rstd = hn::Div(one, hn::Sqrt(hn::Add(variance, hn::Set(d64, call.eps))));
+      const auto rounding =
+          hn::Sub(hn::LoadU(d64, result.shift + i), hn::LoadU(d64, found.mean + i));
+      hn::StoreU(rstd, d64, result.scale + i);
+      hn::StoreU(hn::Mul(rounding, rstd), d64, result.offset + i);
+    }
+    if (write && call.mean != nullptr) set_statistics(call.mean, unit, count, found.mean);
+    if (write && call.rstd != nullptr) set_statistics(call.rstd, unit, count, result.scale);
+  }
+  Normalizer finish(int64_t unit, const Moments& found, bool write = true) const {
+    MomentsBatch batch{};
+    NormalizerBatch result;
+    batch.set(0, found);
+    finish(unit, 1, batch, result, write);
+    return {result.shift[0], result.scale[0], result.offset[0]};
   }
 
   // ---- from run-time flags to template arguments ----
@@ -143,6 +160,21 @@ struct Job {
 
  private:
   static constexpr int64_t kFoldGrain = 4096;
+
+  double statistic(const char* from, int64_t unit) const {
+    double wide;
+    float narrow;
+    if (call.stats == Dtype::kF64) return std::memcpy(&wide, from + 8 * unit, 8), wide;
+    return std::memcpy(&narrow, from + 4 * unit, 4), narrow;
+  }
+  void set_statistics(char* to, int64_t unit, int64_t count, const double* values) const {
+    float narrow[kBatch];
+    std::copy_n(values, kBatch, narrow);
+    const auto bytes = static_cast<size_t>(count * size_of(call.stats));
+    const void* from = values;
+    if (call.stats == Dtype::kF32) from = narrow;
+    std::memcpy(to + unit * size_of(call.stats), from, bytes);
+  }
 
   // The parameter as the kernels want it: the caller's own array where that will do, a converted
   // copy otherwise.

@@ -5,8 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 namespace evenkeel {
+
+// How many spans are worked on at a time: a multiple of every vector of doubles.
+inline constexpr int64_t kBatch = 16;
 
 // Of values minus a shift.
 struct Sums {
@@ -14,11 +18,31 @@ struct Sums {
   double squares;
 };
 
+struct SumsBatch {
+  double sum[kBatch];
+  double squares[kBatch];
+
+  Sums operator[](int64_t i) const { return {sum[i], squares[i]}; }
+};
+
 // deviations is the sum of (x - mean)^2; where nothing is centered, mean is 0.
 struct Moments {
   double count;
   double mean;
   double deviations;
+};
+
+struct MomentsBatch {
+  double count;
+  double mean[kBatch];
+  double deviations[kBatch];
+
+  Moments operator[](int64_t i) const { return {count, mean[i], deviations[i]}; }
+  void set(int64_t i, const Moments& value) {
+    count = value.count;
+    mean[i] = value.mean;
+    deviations[i] = value.deviations;
+  }
 };
 
 // sum(dz * weight), sum(dz * weight * normalized).
@@ -39,9 +63,15 @@ struct Normalizer {
   double offset;
 };
 
+struct NormalizerBatch {
+  double shift[kBatch];
+  double scale[kBatch];
+  double offset[kBatch];
+};
+
 inline Moments from_sums(const Sums& sums, int64_t count, double shift) {
   const auto n = static_cast<double>(count);
-  const double off = sums.sum * (1 / n);  // the division does not wait for the sum
+  const double off = sums.sum / n;
   const double deviations = sums.squares - off * sums.sum;
   // Rounding can leave a tiny negative; NaN must pass.
   return {n, shift + off, deviations < 0 ? 0 : deviations};
@@ -53,14 +83,19 @@ inline bool shift_was_good(const Sums& sums, int64_t count) {
   return sums.sum * sums.sum <= 0.5 * sums.squares * static_cast<double>(count);
 }
 
-// Squares that did not overflow, and whose small terms were not lost to underflow unless `floor`,
-// which is about to be added to them, hides those anyway. NaN is not safe.
+// The largest and the least sums of squares that neither overflowed nor lost small terms to underflow.
+template <class Compute>
+constexpr std::pair<double, double> safe_squares() {
+  using Limits = std::numeric_limits<Compute>;
+  if constexpr (sizeof(Compute) == 8) return {Limits::infinity(), 0};
+  return {static_cast<double>(Limits::max()) / 2, static_cast<double>(Limits::min()) * 0x1p26};
+}
+
+// Underflow does no harm where `floor`, which is about to be added, hides it. NaN is not safe.
 template <class Compute>
 bool in_safe_range(double squares, double floor) {
-  using Limits = std::numeric_limits<Compute>;
-  if constexpr (sizeof(Compute) == 8) return true;
-  return squares <= static_cast<double>(Limits::max()) / 2 &&
-         squares + floor >= static_cast<double>(Limits::min()) * 0x1p26;
+  const auto [largest, least] = safe_squares<Compute>();
+  return squares <= largest && squares >= least - floor;
 }
 
 // Chan's formula.

@@ -279,8 +279,8 @@ struct Pixels : Job<In> {
       };
       const GradientRow<In, Array> both[2] = {
           at(index), pair ? at(index + 1) : this->no_row(mean + start, rstd + start)};
-      GradientSums unused[2];
-      reduce_rows<kSilu, true, true, false>(
+      TwoSums<typename Job<In>::Tag> unused[2];
+      reduce_rows<kSilu, true, true, false, true>(
           both, std::min(kSlice, width - start), this->weight() + start, this->bias() + start,
           columns[0] + start, columns[1] + start, NoCast(), unused);
     }
@@ -314,7 +314,7 @@ struct Pixels : Job<In> {
   void input_gradient_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
     this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
       for (int64_t index = first; index < last; ++index) {
-        input_gradient<kSilu, kStream>(
+        input_gradient<kSilu, kStream, true>(
             row(call.x, sample, index), row(call.dy, sample, index), row(call.dx, sample, index),
             row_width(index), array(arrays_of, 0), array(arrays_of, 1), array(arrays_of, 2),
             array(arrays_of, 3), this->weight(), this->bias(), NoCast());

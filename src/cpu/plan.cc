@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cpu/moments.h"
+#include "cpu/schedule.h"
 
 namespace evenkeel {
 namespace {
@@ -27,8 +28,9 @@ constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
 constexpr int64_t kStripRows = 1024;
 
-// Whatever the caller says, scratch memory is made for this many threads at most.
-constexpr int32_t kMaxShards = 1024;
+// Chunks of rows at most, but that many partial sums of either kind are always fine.
+constexpr int64_t kChunks = 64;
+constexpr int64_t kPartials = 65536;
 
 // Arrays that go with a row are padded to this many elements: twice the longest vector.
 constexpr int64_t kPadding = 64;
@@ -96,10 +98,14 @@ Storage storage_of(const Call& call) {
   return all(Dtype::kBF16) ? Storage::kBF16 : Storage::kMixedF32;
 }
 
-// A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything.
+// A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything. Within a
+// chunk, sums are plain f32: where rows are narrow, more chunks keep them short.
 void set_chunks(Plan& plan) {
   const int64_t wanted =
-      plan.kind == Plan::Kind::kRows ? std::clamp<int64_t>(plan.blocks / 8, 1, 64) : 128;
+      plan.kind == Plan::Kind::kRows
+          ? std::clamp<int64_t>(plan.blocks / 8, 1,
+                                std::max(kChunks, kPartials / plan.partial_width))
+          : 128;
   plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.blocks, wanted));
   if (plan.kind == Plan::Kind::kRows)
     plan.chunk_blocks += plan.chunk_blocks % 2;  // whole pairs of rows
@@ -107,8 +113,9 @@ void set_chunks(Plan& plan) {
 }
 
 void set_threads(const Call& call, Plan& plan) {
-  const int64_t threads =
-      call.elements() < kSerialElements ? 1 : std::min(call.parallel.threads(), kMaxShards);
+  const int64_t threads = call.elements() < kSerialElements
+                              ? 1
+                              : std::min<int64_t>(call.parallel.threads(), kMaxShards);
   plan.shards = threads;
   // What can run side by side without cutting a statistic up.
   const bool by_chunk = call.pass == Pass::kBackward && plan.kind != Plan::Kind::kPlanes;

@@ -41,8 +41,12 @@ struct Planes : Job<In> {
   Moments piece_moments(int64_t unit, int64_t piece) const {
     const int64_t first_channel = unit % plan.groups * channels_per_group();
     const int64_t run = piece / slices(), start = piece % slices() * kSlice;
-    return slice_moments<true>(plane(call.x, unit / plan.groups, first_channel + run) + start,
-                               std::min(kSlice, run_length() - start), call.eps);
+    const auto span_at = [&](int64_t) EK_LAMBDA {
+      return plane(call.x, unit / plan.groups, first_channel + run) + start;
+    };
+    MomentsBatch result = {};
+    slice_moments<true>(span_at, 1, std::min(kSlice, run_length() - start), call.eps, result);
+    return result[0];
   }
 
   void normalize_plane(int64_t unit, const Normalizer& by, int64_t channel) const {
@@ -101,21 +105,29 @@ struct Planes : Job<In> {
 
   // ---- backward ----
 
-  // sum(dz), sum(dz * normalized) of a plane.
-  GradientSums plane_sums(int64_t sample, int64_t channel) const {
-    const int64_t unit = sample * plan.groups + channel / channels_per_group();
-    return this->with_silu([&]<bool kSilu>() EK_LAMBDA {
-      GradientSums total{};
-      const int64_t block = block_length(d);
-      for (int64_t start = 0; start < plan.length; start += block) {
-        total = total + reduce_plane<kSilu>(plane(call.x, sample, channel) + start,
-                                            plane(call.dy, sample, channel) + start,
-                                            std::min(block, plan.length - start), this->mean(unit),
-                                            this->rstd(unit), this->weight(channel),
-                                            this->bias(channel));
+  // sum(dz), sum(dz * normalized) of `count` neighbouring planes, at most kBatch.
+  void plane_sums(int64_t sample, int64_t channel, int64_t count, GradientSums* result) const {
+    LaneSums<typename Job<In>::Tag> sum, product;
+    const int64_t block = block_length(d);
+    for (int64_t start = 0; start < plan.length; start += block) {
+      this->with_silu([&]<bool kSilu>() EK_LAMBDA {
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t c = channel + i, unit = sample * plan.groups + c / channels_per_group();
+          const auto found = reduce_plane<kSilu>(
+              plane(call.x, sample, c) + start, plane(call.dy, sample, c) + start,
+              std::min(block, plan.length - start), this->mean(unit), this->rstd(unit),
+              this->weight(c), this->bias(c));
+          sum.put(d, i, found.first);
+          product.put(d, i, found.second);
+        }
+      });
+      sum.add_up(d, count);
+      product.add_up(d, count);
+      for (int64_t i = 0; i < count; ++i) {
+        const GradientSums part{sum[i], product[i]};
+        result[i] = start == 0 ? part : result[i] + part;
       }
-      return total;
-    });
+    }
   }
 
   // Adds a sample's plane to its chunk's parameter sums and to its group's sums.
@@ -134,7 +146,7 @@ struct Planes : Job<In> {
     const double rstd = this->rstd(unit),
                  share = rstd / static_cast<double>(plan.length * channels_per_group());
     const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
-      input_gradient<kSilu, kStream>(
+      input_gradient<kSilu, kStream, true>(
           plane(call.x, sample, channel), plane(call.dy, sample, channel),
           plane(call.dx, sample, channel), plan.length, Scalar(d, this->mean(unit)),
           Scalar(d, rstd), Scalar(d, group.sum * share), Scalar(d, group.product * share),
@@ -160,8 +172,12 @@ struct Planes : Job<In> {
                      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
                      for (int64_t sample = chunk * plan.chunk_blocks; sample < end; ++sample) {
                        GradientSums group{};
-                       for (int64_t c = first; c < last; ++c)
-                         gather(sample, c, plane_sums(sample, c), group);
+                       for (int64_t c = first; c < last; c += kBatch) {
+                         const int64_t count = std::min(kBatch, last - c);
+                         GradientSums sums[kBatch];
+                         plane_sums(sample, c, count, sums);
+                         for (int64_t i = 0; i < count; ++i) gather(sample, c + i, sums[i], group);
+                       }
                        for (int64_t c = first; call.dx && c < last; ++c)
                          input_gradient_plane(sample, c, group);
                      }
@@ -175,7 +191,7 @@ struct Planes : Job<In> {
     for_each_range(call.parallel, plan.shards, plan.blocks * call.channels, grain,
                    [&](int64_t, int64_t first, int64_t last) {
                      for (int64_t i = first; i < last; ++i)
-                       planes[i] = plane_sums(i / call.channels, i % call.channels);
+                       plane_sums(i / call.channels, i % call.channels, 1, &planes[i]);
                    });
     for (int64_t chunk = 0; chunk < plan.chunks; ++chunk)
       this->clear_partials(chunk, 0, plan.partial_width);

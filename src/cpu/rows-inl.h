@@ -30,85 +30,126 @@ struct Rows : Job<In> {
 
   static constexpr int64_t kBatchBytes = 24 << 10;
 
-  explicit Rows(const Call& c, const Plan& p) : Job<In>(c, p) {}
+  explicit Rows(const Call& c, const Plan& p)
+      : Job<In>(c, p), even_(call.is_group_norm() || call.outer == 1) {}
 
   int64_t slices() const { return (plan.length + kSlice - 1) / kSlice; }
   int64_t slice_length(int64_t slice) const {
     return std::min(kSlice, plan.length - slice * kSlice);
   }
 
-  // Rows in a batch: as many as stay in the first-level cache.
-  static constexpr int64_t kMaxBatch = 16;
-  int64_t batch() const {
-    return std::clamp<int64_t>(kBatchBytes / (plan.length * size_of(call.x.dtype)), 1, kMaxBatch);
+  // Rows in a batch: as many as stay in the first-level cache, of `tensors` that are read twice.
+  int64_t batch(int64_t tensors) const {
+    return std::clamp<int64_t>(kBatchBytes / (plan.length * size_of(call.x.dtype) * tensors), 1,
+                               kBatch);
   }
 
-  // Statistic `unit` is group unit % groups of block unit / groups. Divisions are slow enough to
-  // count on short rows.
-  In span(const Tensor& tensor, int64_t unit) const {
-    const int64_t block = plan.groups == 1 ? unit : unit / plan.groups;
-    const int64_t group = unit - block * plan.groups;
-    int64_t start = block * tensor.outer_stride;
-    if (!call.is_group_norm()) {
-      start = call.outer == 1 ? block * tensor.row_stride
-                              : tensor.offset(block / call.inner, block % call.inner);
+  // Where a statistic's elements are: a group of a block.
+  struct Place {
+    int64_t block, group;
+
+    int64_t unit(const Plan& plan) const { return block * plan.groups + group; }
+  };
+  Place place(int64_t unit) const { return {unit / plan.groups, unit % plan.groups}; }
+  // The places of `count` neighbouring units: divisions are slow enough to count on short rows.
+  void locate(int64_t unit, int64_t count, Place* places) const {
+    Place next = place(unit);
+    for (int64_t i = 0; i < count; ++i) {
+      places[i] = next;
+      if (++next.group == plan.groups) next = {next.block + 1, 0};
     }
-    return this->in(tensor) + (start + group * plan.length);
   }
-  int64_t parameter_start(int64_t unit) const {
-    return plan.groups == 1 ? 0 : unit % plan.groups * plan.parameter_stride;
+
+  HWY_INLINE In span(const Tensor& tensor, const Place& at) const {
+    const int64_t stride = call.is_group_norm() ? tensor.outer_stride : tensor.row_stride;
+    const int64_t start = HWY_LIKELY(even_) ? at.block * stride : uneven_start(tensor, at.block);
+    return this->in(tensor) + (start + at.group * plan.length);
   }
+  int64_t parameter_start(const Place& at) const { return at.group * plan.parameter_stride; }
 
   // ---- from run-time flags to template arguments ----
 
   CastTo cast() const { return {call.x.dtype, call.casting == EK_CASTING_LLAMA}; }
 
-  // run.operator()<kSilu, kStream>(cast)
+  // run.operator()<kSilu, kStream, kCenter>(cast)
   template <class Run>
   void with_map(const Run& run) const {
-    if (call.activation == EK_ACTIVATION_SILU) return run.template operator()<true, false>(cast());
-    if (cast().on) return run.template operator()<false, false>(cast());
-    plan.stream ? run.template operator()<false, true>(NoCast())
-                : run.template operator()<false, false>(NoCast());
+    if (call.activation == EK_ACTIVATION_SILU)
+      return run.template operator()<true, false, true>(cast());
+    if (cast().on) return run.template operator()<false, false, true>(cast());
+    if (call.centers() || call.bias) {
+      return plan.stream ? run.template operator()<false, true, true>(NoCast())
+                         : run.template operator()<false, false, true>(NoCast());
+    }
+    plan.stream ? run.template operator()<false, true, false>(NoCast())
+                : run.template operator()<false, false, false>(NoCast());
   }
 
-  // run.operator()<kSilu, kDweight, kDbias>(cast)
+  // run.operator()<kSilu, kDweight, kDbias, kCenter>(cast)
   template <class Run>
   void with_reduce(const Run& run) const {
     if (call.activation == EK_ACTIVATION_SILU) {
-      return this->wants_parameters() ? run.template operator()<true, true, true>(cast())
-                                      : run.template operator()<true, false, false>(cast());
+      return this->wants_parameters() ? run.template operator()<true, true, true, true>(cast())
+                                      : run.template operator()<true, false, false, true>(cast());
     }
     if (cast().on) {
-      return this->wants_parameters() ? run.template operator()<false, true, true>(cast())
-                                      : run.template operator()<false, false, false>(cast());
+      return this->wants_parameters() ? run.template operator()<false, true, true, true>(cast())
+                                      : run.template operator()<false, false, false, true>(cast());
+    }
+    if (!call.centers() && !call.dbias) {
+      return call.dweight ? run.template operator()<false, true, false, false>(NoCast())
+                          : run.template operator()<false, false, false, false>(NoCast());
     }
     if (call.dweight) {
-      return call.dbias ? run.template operator()<false, true, true>(NoCast())
-                        : run.template operator()<false, true, false>(NoCast());
+      return call.dbias ? run.template operator()<false, true, true, true>(NoCast())
+                        : run.template operator()<false, true, false, true>(NoCast());
     }
-    return call.dbias ? run.template operator()<false, false, true>(NoCast())
-                      : run.template operator()<false, false, false>(NoCast());
+    return call.dbias ? run.template operator()<false, false, true, true>(NoCast())
+                      : run.template operator()<false, false, false, true>(NoCast());
   }
 
   // ---- forward ----
 
-  // Normalizes the same part of `count` neighbouring units.
-  void normalize_parts(int64_t unit, int64_t count, const Normalizer* by, int64_t start,
+  // Rows up to this length are fetched while those before them are written: sixteen of them fill a
+  // page of memory, and what the processor fetches by itself ends with the page.
+  static constexpr int64_t kFetchAhead = 128;
+
+  template <bool kOutput>
+  HWY_INLINE void fetch_ahead(const Place& at, int64_t n) const {
+    const In x = span(call.x, at), y = span(call.y, at);
+    const int64_t step = 64 / size_of(call.x.dtype);
+    for (int64_t i = 0; i < n; i += step) {
+      hwy::Prefetch((x + i).data);
+      if constexpr (kOutput) __builtin_prefetch((y + i).data, 1);
+    }
+  }
+
+  // Normalizes the same part of `count` statistics.
+  void normalize_parts(const Place* at, int64_t count, const NormalizerBatch& by, int64_t start,
                        int64_t n) const {
-    with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t at = parameter_start(unit + i) + start;
-        normalize<kSilu, kStream>(span(call.x, unit + i) + start, span(call.y, unit + i) + start, n,
-                                  Scalar(d, by[i].shift), Scalar(d, by[i].scale),
-                                  Scalar(d, by[i].offset), this->weight() + at, this->bias() + at,
-                                  cast);
-      }
+    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
+      with_constants(d, count, n, [&](int64_t spans, int64_t length) EK_LAMBDA {
+        for (int64_t i = 0; i < spans; ++i) {
+          const int64_t parameter = parameter_start(at[i]) + start;
+          if ((kStream || length <= kFetchAhead) && even_)
+            fetch_ahead<!kStream>({at[i].block + spans, at[i].group}, length);
+          normalize<kSilu, kStream, kCenter>(
+              span(call.x, at[i]) + start, span(call.y, at[i]) + start, length,
+              Scalar(d, by.shift[i]), Scalar(d, by.scale[i]), Scalar(d, by.offset[i]),
+              this->weight() + parameter, this->bias() + parameter, cast);
+        }
+      });
     });
   }
 
-  Moments moments_of(In x, int64_t n) const {
-    return call.centers() ? moments<true>(x, n, call.eps) : moments<false>(x, n, call.eps);
+  // Moments of the same part of `count` statistics.
+  void moments_of(const Place* at, int64_t count, int64_t start, int64_t n,
+                  MomentsBatch& result) const {
+    const auto span_at = [&](int64_t i) EK_LAMBDA { return span(call.x, at[i]) + start; };
+    with_constants(d, count, n, [&](int64_t spans, int64_t length) EK_LAMBDA {
+      call.centers() ? moments<true>(span_at, spans, length, call.eps, result)
+                     : moments<false>(span_at, spans, length, call.eps, result);
+    });
   }
 
   void forward() const {
@@ -116,28 +157,34 @@ struct Rows : Job<In> {
     if (plan.split) return forward_split(units);
     for_each_range(call.parallel, plan.shards, units, this->grain(plan.length),
                    [&](int64_t, int64_t first, int64_t last) {
-                     for (int64_t unit = first; unit < last; unit += batch())
-                       forward_batch(unit, std::min(batch(), last - unit));
+                     const int64_t step = batch(1);
+                     for (int64_t unit = first; unit < last; unit += step)
+                       forward_batch(unit, std::min(step, last - unit));
                    });
   }
 
   // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
   // between rows.
   void forward_batch(int64_t unit, int64_t count) const {
-    Moments found[kMaxBatch];
-    Normalizer by[kMaxBatch];
-    for (int64_t i = 0; i < count; ++i) found[i] = moments_of(span(call.x, unit + i), plan.length);
-    for (int64_t i = 0; i < count; ++i) by[i] = this->finish(unit + i, found[i]);
-    normalize_parts(unit, count, by, 0, plan.length);
+    Place places[kBatch] = {};
+    MomentsBatch found = {};
+    NormalizerBatch by;
+    locate(unit, count, places);
+    moments_of(places, count, 0, plan.length, found);
+    this->finish(unit, count, found, by);
+    normalize_parts(places, count, by, 0, plan.length);
   }
 
   void forward_split(int64_t units) const {
     auto* pieces = this->template pieces<Moments>();
-    for_each_range(
-        call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
-          const int64_t unit = item / slices(), slice = item % slices();
-          pieces[item] = moments_of(span(call.x, unit) + slice * kSlice, slice_length(slice));
-        });
+    for_each_range(call.parallel, plan.shards, units * slices(), 1,
+                   [&](int64_t, int64_t item, int64_t) {
+                     const int64_t unit = item / slices(), slice = item % slices();
+                     const Place at = place(unit);
+                     MomentsBatch found = {};
+                     moments_of(&at, 1, slice * kSlice, slice_length(slice), found);
+                     pieces[item] = found[0];
+                   });
     for (int64_t unit = 0; unit < units; ++unit) {
       Moments& total = pieces[unit * slices()];
       for (int64_t slice = 1; slice < slices(); ++slice) total = merge(total, (&total)[slice]);
@@ -145,48 +192,70 @@ struct Rows : Job<In> {
     for_each_range(call.parallel, plan.shards, units * slices(), 1,
                    [&](int64_t, int64_t item, int64_t) {
                      const int64_t unit = item / slices(), slice = item % slices();
-                     const Normalizer by = this->finish(unit, pieces[unit * slices()], slice == 0);
-                     normalize_parts(unit, 1, &by, slice * kSlice, slice_length(slice));
+                     MomentsBatch found = {};
+                     NormalizerBatch by;
+                     found.set(0, pieces[unit * slices()]);
+                     this->finish(unit, 1, found, by, slice == 0);
+                     const Place at = place(unit);
+                     normalize_parts(&at, 1, by, slice * kSlice, slice_length(slice));
                    });
   }
 
   // ---- backward ----
 
-  GradientRow<In, Scalar> gradient_row(int64_t unit, int64_t start) const {
-    return {span(call.x, unit) + start, span(call.dy, unit) + start, Scalar(d, this->mean(unit)),
-            Scalar(d, this->rstd(unit))};
+  // The same group of two neighbouring blocks, if there is a second.
+  struct Pair : Place {
+    bool partner;
+
+    Place second() const { return {this->block + 1, this->group}; }
+  };
+
+  HWY_INLINE GradientRow<In, Scalar> gradient_row(const Place& at, int64_t start) const {
+    return {span(call.x, at) + start, span(call.dy, at) + start,
+            Scalar(d, this->mean(at.unit(plan))), Scalar(d, this->rstd(at.unit(plan)))};
   }
 
-  // Adds a slice of a pair of units, `unit` and, if there is one, its partner in the next block, to
-  // the chunk's parameter sums, and returns the rows' sums.
-  template <bool kSilu, bool kDweight, bool kDbias, class Cast>
-  HWY_INLINE void reduce_slice(int64_t chunk, int64_t unit, bool partner, int64_t slice, Cast cast,
-                               GradientSums (&result)[2]) const {
+  // Adds a slice of `count` pairs to the chunk's parameter sums, and to their own sums.
+  template <bool kSilu, bool kDweight, bool kDbias, bool kCenter, class Cast>
+  HWY_INLINE void reduce_slice(int64_t chunk, const Pair* pairs, int64_t count, int64_t slice,
+                               Cast cast, GradientSums (*result)[2]) const {
     const int64_t block = block_length(d), n = slice_length(slice);
-    result[0] = result[1] = {};
+    LaneSums<typename Job<In>::Tag> sum, product;
     for (int64_t done = 0; done < n; done += block) {
-      const int64_t start = slice * kSlice + done, at = parameter_start(unit) + start;
-      const GradientRow<In, Scalar> rows[2] = {gradient_row(unit, start),
-                                               partner ? gradient_row(unit + plan.groups, start)
-                                                       : this->no_row(Scalar(d, 0), Scalar(d, 0))};
-      GradientSums part[2];
-      reduce_rows<kSilu, kDweight, kDbias, true>(
-          rows, std::min(block, n - done), this->weight() + at, this->bias() + at,
-          this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
-      for (int i = 0; i < 2; ++i) result[i] = result[i] + part[i];
+      const int64_t start = slice * kSlice + done;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = parameter_start(pairs[i]) + start;
+        const GradientRow<In, Scalar> rows[2] = {gradient_row(pairs[i], start),
+                                                 pairs[i].partner
+                                                     ? gradient_row(pairs[i].second(), start)
+                                                     : this->no_row(Scalar(d, 0), Scalar(d, 0))};
+        TwoSums<typename Job<In>::Tag> part[2];
+        reduce_rows<kSilu, kDweight, kDbias, true, kCenter>(
+            rows, std::min(block, n - done), this->weight() + at, this->bias() + at,
+            this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
+        for (int k = 0; k < 2; ++k) {
+          sum.put(d, 2 * i + k, part[k].first);
+          product.put(d, 2 * i + k, part[k].second);
+        }
+      }
+      sum.add_up(d, 2 * count);
+      product.add_up(d, 2 * count);
+      for (int64_t i = 0; i < 2 * count; ++i)
+        result[i / 2][i % 2] = result[i / 2][i % 2] + GradientSums{sum[i], product[i]};
     }
   }
 
-  template <bool kSilu, bool kStream, class Cast>
-  HWY_INLINE void input_gradient_part(int64_t unit, const GradientSums& sums, int64_t start,
+  template <bool kSilu, bool kStream, bool kCenter, class Cast>
+  HWY_INLINE void input_gradient_part(const Place& at, const GradientSums& sums, int64_t start,
                                       int64_t n, Cast cast) const {
-    const int64_t at = parameter_start(unit) + start;
-    const double rstd = this->rstd(unit), share = rstd / static_cast<double>(plan.length);
-    input_gradient<kSilu, kStream>(
-        span(call.x, unit) + start, span(call.dy, unit) + start, span(call.dx, unit) + start, n,
-        Scalar(d, this->mean(unit)), Scalar(d, rstd),
+    const int64_t parameter = parameter_start(at) + start;
+    const double rstd = this->rstd(at.unit(plan));
+    const double share = rstd * (1 / static_cast<double>(plan.length));
+    input_gradient<kSilu, kStream, kCenter>(
+        span(call.x, at) + start, span(call.dy, at) + start, span(call.dx, at) + start, n,
+        Scalar(d, this->mean(at.unit(plan))), Scalar(d, rstd),
         Scalar(d, call.centers() ? sums.sum * share : 0), Scalar(d, sums.product * share),
-        this->weight() + at, this->bias() + at, cast);
+        this->weight() + parameter, this->bias() + parameter, cast);
   }
 
   void backward() const {
@@ -201,7 +270,7 @@ struct Rows : Job<In> {
                      const int64_t first = chunk * plan.chunk_blocks,
                                    end = std::min(first + plan.chunk_blocks, plan.blocks);
                      const int64_t pairs = (end - first + 1) / 2 * plan.groups;
-                     const int64_t step = std::max<int64_t>(1, batch() / 4);
+                     const int64_t step = std::max<int64_t>(1, batch(2) / 2);
                      for (int64_t pair = 0; pair < pairs; pair += step)
                        backward_batch(chunk, first, end, pair, std::min(step, pairs - pair));
                    });
@@ -210,29 +279,28 @@ struct Rows : Job<In> {
   // Pairs of rows of the blocks from first to end, numbered by block, then by group.
   void backward_batch(int64_t chunk, int64_t first, int64_t end, int64_t pair,
                       int64_t count) const {
-    GradientSums total[kMaxBatch][2] = {};
-    const auto block = [&](int64_t i) {
-      return first + (plan.groups == 1 ? pair + i : (pair + i) / plan.groups) * 2;
-    };
-    const auto unit = [&](int64_t i) {
-      return block(i) * plan.groups + (plan.groups == 1 ? 0 : (pair + i) % plan.groups);
-    };
-    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) EK_LAMBDA {
-      for (int64_t i = 0; i < count; ++i) {
-        for (int64_t slice = 0; slice < slices(); ++slice) {
-          GradientSums part[2];
-          reduce_slice<kSilu, kDweight, kDbias>(chunk, unit(i), block(i) + 1 < end, slice, cast,
-                                                part);
-          for (int k = 0; k < 2; ++k) total[i][k] = total[i][k] + part[k];
-        }
+    GradientSums total[kBatch / 2][2] = {};
+    Pair pairs[kBatch / 2];
+    Place next = place(pair);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t block = first + 2 * next.block;
+      pairs[i] = {{block, next.group}, block + 1 < end};
+      if (++next.group == plan.groups) next = {next.block + 1, 0};
+    }
+    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(auto cast) EK_LAMBDA {
+      for (int64_t slice = 0; slice < slices(); ++slice) {
+        GradientSums part[kBatch / 2][2] = {};
+        reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, pairs, count, slice, cast, part);
+        for (int64_t i = 0; i < 2 * count; ++i)
+          total[i / 2][i % 2] = total[i / 2][i % 2] + part[i / 2][i % 2];
       }
     });
     if (!call.dx) return;
-    with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
+    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
       for (int64_t i = 0; i < 2 * count; ++i) {
-        if (block(i / 2) + i % 2 == end) continue;
-        input_gradient_part<kSilu, kStream>(unit(i / 2) + i % 2 * plan.groups, total[i / 2][i % 2],
-                                            0, plan.length, cast);
+        if (i % 2 == 1 && !pairs[i / 2].partner) continue;
+        const Place at = i % 2 == 0 ? pairs[i / 2] : pairs[i / 2].second();
+        input_gradient_part<kSilu, kStream, kCenter>(at, total[i / 2][i % 2], 0, plan.length, cast);
       }
     });
   }
@@ -247,15 +315,17 @@ struct Rows : Job<In> {
                      this->clear_partials(chunk, group * plan.parameter_stride + slice * kSlice,
                                           std::min(kSlice, plan.parameter_stride - slice * kSlice));
                      const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-                     with_reduce([&]<bool kSilu, bool kDweight, bool kDbias>(auto cast) EK_LAMBDA {
+                     with_reduce([&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(
+                                     auto cast) EK_LAMBDA {
                        for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
-                         const int64_t unit = block * plan.groups + group;
-                         GradientSums part[2];
-                         reduce_slice<kSilu, kDweight, kDbias>(chunk, unit, block + 1 < end, slice,
-                                                               cast, part);
-                         pieces[unit * slices() + slice] = part[0];
-                         if (block + 1 < end)
-                           pieces[(unit + plan.groups) * slices() + slice] = part[1];
+                         const Pair pair{{block, group}, block + 1 < end};
+                         const int64_t unit = pair.unit(plan);
+                         GradientSums part[1][2] = {};
+                         reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, &pair, 1, slice,
+                                                                        cast, part);
+                         pieces[unit * slices() + slice] = part[0][0];
+                         if (pair.partner)
+                           pieces[(unit + plan.groups) * slices() + slice] = part[0][1];
                        }
                      });
                    });
@@ -268,12 +338,19 @@ struct Rows : Job<In> {
     for_each_range(
         call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
           const int64_t unit = item / slices(), slice = item % slices();
-          with_map([&]<bool kSilu, bool kStream>(auto cast) EK_LAMBDA {
-            input_gradient_part<kSilu, kStream>(unit, pieces[unit * slices()], slice * kSlice,
-                                                slice_length(slice), cast);
+          with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
+            input_gradient_part<kSilu, kStream, kCenter>(place(unit), pieces[unit * slices()],
+                                                         slice * kSlice, slice_length(slice), cast);
           });
         });
   }
+
+ private:
+  HWY_NOINLINE int64_t uneven_start(const Tensor& tensor, int64_t block) const {
+    return tensor.offset(block / call.inner, block % call.inner);
+  }
+
+  bool even_;  // blocks lie at equal distances
 };
 
 }  // namespace HWY_NAMESPACE

@@ -1,5 +1,6 @@
-// Hands out work: shards take the next few items until none is left, so that a slow core does not
-// hold up the others.
+// Hands out work. Every shard has a share of neighbouring items, so that a core meets the rows of
+// its last call again and no two write to one cache line, and helps the others when it is done, so
+// that a slow core holds nobody up.
 #pragma once
 
 #include <hwy/cache_control.h>
@@ -12,16 +13,31 @@
 
 namespace evenkeel {
 
-// Calls body(shard, first, last) for consecutive ranges of [0, items) of at most `grain` items
-// each.
+// Whatever the caller says, work is cut up for this many threads at most.
+inline constexpr int64_t kMaxShards = 256;
+
+// Calls body(shard, first, last) for consecutive ranges of [0, items): each starts at a multiple of
+// `grain` and has that many items, but for the last one.
 template <class Body>
 void for_each_range(const Parallel& parallel, int64_t shards, int64_t items, int64_t grain,
                     const Body& body) {
+  struct alignas(64) Share {
+    int64_t next;
+    int64_t end;
+  };
+  Share shares[kMaxShards];
   const int64_t ranges = (items + grain - 1) / grain;
-  std::atomic<int64_t> next{0};
-  parallel.run(std::max<int64_t>(1, std::min(shards, ranges)), [&](int64_t shard) {
-    for (int64_t first; (first = next.fetch_add(grain, std::memory_order_relaxed)) < items;) {
-      body(shard, first, std::min(first + grain, items));
+  const int64_t count = std::max<int64_t>(1, std::min(shards, ranges));
+  for (int64_t k = 0; k < count; ++k) {
+    shares[k].next = ranges * k / count * grain;
+    shares[k].end = std::min(items, ranges * (k + 1) / count * grain);
+  }
+  parallel.run(count, [&](int64_t shard) {
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t end = shares[(shard + k) % count].end;
+      const std::atomic_ref<int64_t> next(shares[(shard + k) % count].next);
+      for (int64_t first; (first = next.fetch_add(grain, std::memory_order_relaxed)) < end;)
+        body(shard, first, std::min(first + grain, end));
     }
     hwy::FlushStream();  // streaming stores are seen by whoever waits for this shard
   });

@@ -80,6 +80,16 @@ struct CastTo {
   }
 };
 
+// Calls run(count, n) so that the compiler sees constants where spans are short: then what surrounds
+// the work on their few vectors counts.
+template <class D, class Run>
+HWY_INLINE void with_constants(D, int64_t count, int64_t n, const Run& run) {
+  constexpr int64_t kLanes = hn::MaxLanes(D());
+  if (count == kBatch && n == 4 * kLanes) return run(kBatch, 4 * kLanes);
+  if (count == kBatch && n == 8 * kLanes) return run(kBatch, 8 * kLanes);
+  run(count, n);
+}
+
 // ---- forward ----
 
 // How many elements are added up in vectors before the sums are carried on in double. Errors of
@@ -90,44 +100,31 @@ HWY_INLINE int64_t block_length(D d) {
   return (lanes < 8 ? 64 : 1024) * lanes;
 }
 
-// Sums of (x - shift) and (x - shift)^2 over a block.
-template <class In>
-HWY_INLINE Sums block_sums(In x, int64_t n, typename In::Compute shift_value) {
+// Sums of (x - shift) and (x - shift)^2 over a block; without a center, only those of x^2.
+template <bool kCenter, class In>
+HWY_INLINE auto block_sums(In x, int64_t n, typename In::Compute shift_value) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto shift = hn::Set(d, shift_value);
-  const auto add = [&](int64_t i, auto access, auto& s, auto& q) EK_LAMBDA {
-    const auto v = access.zero_outside(d, hn::Sub(access.load(d, x, i), shift));
-    s = hn::Add(s, v);
+  return two_sums<In>(d, n, [&](int64_t i, auto access, auto& s, auto& q) EK_LAMBDA {
+    auto v = access.load(d, x, i);
+    if constexpr (kCenter) {
+      v = access.zero_outside(d, hn::Sub(v, shift));
+      s = hn::Add(s, v);
+    }
     q = hn::MulAdd(v, v, q);
-  };
-  const TwoSums found = two_sums<In>(d, n, add);
-  return {found.first, found.second};
+  });
 }
 
-// The same over a slice.
+// For a guess at the mean that is good enough to shift by: the sum of four vectors spread over the
+// span. Returns the sum's lanes.
 template <class In>
-HWY_INLINE Sums sums(In x, int64_t n, typename In::Compute shift) {
-  const int64_t block = block_length(hn::ScalableTag<typename In::Compute>());
-  Sums total{0, 0};
-  for (int64_t i = 0; i < n; i += block) {
-    const Sums part = block_sums(x + i, std::min(block, n - i), shift);
-    total = {total.sum + part.sum, total.squares + part.squares};
-  }
-  return total;
-}
-
-// A guess at the mean that is good enough to shift by: the average of up to four vectors spread
-// over the slice.
-template <class In>
-HWY_INLINE double guess_mean(In x, int64_t n) {
+HWY_INLINE auto sample(In x, int64_t n) {
   const hn::ScalableTag<typename In::Compute> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  if (n < lanes)
-    return sum_of_lanes(d, x.load_tail(d, 0, static_cast<size_t>(n))) / static_cast<double>(n);
+  if (n < lanes) return x.load_tail(d, 0, static_cast<size_t>(n));
   const int64_t last = n - lanes;
-  const auto sum = hn::Add(hn::Add(x.load(d, 0), x.load(d, last)),
-                           hn::Add(x.load(d, last / 3), x.load(d, last / 3 * 2)));
-  return sum_of_lanes(d, sum) * (1 / static_cast<double>(4 * lanes));
+  return hn::Add(hn::Add(x.load(d, 0), x.load(d, last)),
+                 hn::Add(x.load(d, last / 3), x.load(d, last / 3 * 2)));
 }
 
 // Where the vectors' arithmetic over- or underflows, or the row holds an Inf or NaN: element by
@@ -149,57 +146,133 @@ HWY_NOINLINE Sums wide_sums(In x, int64_t n, double shift) {
   return total;
 }
 
+// Sums over a slice of each of `count` spans.
+template <bool kCenter, class SpanAt, class Compute>
+HWY_INLINE void sums(const SpanAt& span_at, int64_t count, int64_t n, const Compute* shift,
+                     SumsBatch& result) {
+  const hn::ScalableTag<Compute> d;
+  const int64_t block = block_length(d);
+  LaneSums<decltype(d)> first, second;
+  result = {};
+  for (int64_t start = 0; start < n; start += block) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto found =
+          block_sums<kCenter>(span_at(i) + start, std::min(block, n - start), shift[i]);
+      if constexpr (kCenter) first.put(d, i, found.first);
+      second.put(d, i, found.second);
+    }
+    if constexpr (kCenter) {
+      first.add_up(d, count);
+      for (int64_t i = 0; i < count; ++i) result.sum[i] += first[i];
+    }
+    second.add_up(d, count);
+    for (int64_t i = 0; i < count; ++i) result.squares[i] += second[i];
+  }
+}
+
 // The second look at a slice whose sums are not to be trusted: shifted by the mean that the first
 // one found, and element by element in double where the vectors' arithmetic over- or underflows.
 template <class In>
 HWY_NOINLINE Moments careful_moments(In x, int64_t n, double floor, double mean) {
   using Compute = typename In::Compute;
   const auto shift = static_cast<Compute>(mean);
-  const Sums found = sums(x, n, shift);
+  SumsBatch batch;
+  sums<true>([&](int64_t) EK_LAMBDA { return x; }, 1, n, &shift, batch);
+  const Sums found = batch[0];
   if (in_safe_range<Compute>(found.squares, floor))
     return from_sums(found, n, static_cast<double>(shift));
   const double exact = wide_sums(x, n, 0).sum / static_cast<double>(n);
   return from_sums(wide_sums(x, n, exact), n, exact);
 }
 
-// Mean and sum of squared deviations of one slice, in one pass of shifted sums where the shift is
-// close to the mean.
-template <bool kCenter, class In>
-HWY_INLINE Moments slice_moments(In x, int64_t n, double eps) {
-  using Compute = typename In::Compute;
+// from_sums() of a whole batch; false if any of the sums is not to be trusted.
+template <class Compute>
+HWY_INLINE bool from_sums_batch(const SumsBatch& found, int64_t n, const double* shift,
+                                double floor, MomentsBatch& result) {
+  const hn::ScalableTag<double> d;
+  const auto count = hn::Set(d, static_cast<double>(n)), share = hn::Div(hn::Set(d, 1), count);
+  auto good = hn::Eq(count, count);
+  for (int64_t i = 0; i < kBatch; i += static_cast<int64_t>(hn::Lanes(d))) {
+    const auto s = hn::LoadU(d, found.sum + i), q = hn::LoadU(d, found.squares + i);
+    const auto off = hn::Mul(s, share);
+    const auto deviations = hn::NegMulAdd(off, s, q);
+    const auto zero = hn::Zero(d);
+    hn::StoreU(hn::Add(hn::LoadU(d, shift + i), off), d, result.mean + i);
+    hn::StoreU(hn::IfThenElse(hn::Lt(deviations, zero), zero, deviations), d,
+               result.deviations + i);
+    const auto largest = hn::Set(d, safe_squares<Compute>().first);
+    const auto least = hn::Set(d, safe_squares<Compute>().second - floor);
+    good = hn::And(good, hn::And(hn::Le(q, largest), hn::Ge(q, least)));
+    good = hn::And(good, hn::Le(hn::Mul(s, s), hn::Mul(hn::Mul(hn::Set(d, 0.5), q), count)));
+  }
+  return hn::AllTrue(d, good);
+}
+
+// Mean and sum of squared deviations of a slice, at most kSlice elements, of each of `count` spans,
+// at most kBatch: one pass of shifted sums where the shift is close to the mean.
+template <bool kCenter, class SpanAt>
+HWY_INLINE void slice_moments(const SpanAt& span_at, int64_t count, int64_t n, double eps,
+                              MomentsBatch& result) {
+  using Compute = typename decltype(span_at(0))::Compute;
+  const hn::ScalableTag<Compute> d;
+  Compute shift[kBatch] = {};
+  if constexpr (kCenter) {
+    LaneSums<decltype(d)> samples;
+    for (int64_t i = 0; i < count; ++i) samples.put(d, i, sample(span_at(i), n));
+    samples.add_up(d, count);
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    const double share = 1 / static_cast<double>(n < lanes ? n : 4 * lanes);
+    for (int64_t i = 0; i < count; ++i) shift[i] = static_cast<Compute>(samples[i] * share);
+  }
+  SumsBatch found;
+  sums<kCenter>(span_at, count, n, shift, found);
+  double from[kBatch];
+  std::copy_n(shift, kBatch, from);
   const double floor = eps * static_cast<double>(n);
-  const auto shift = kCenter ? static_cast<Compute>(guess_mean(x, n)) : Compute{0};
-  const Sums found = sums(x, n, shift);
-  const bool safe = in_safe_range<Compute>(found.squares, floor);
-  if constexpr (!kCenter) {
-    return {static_cast<double>(n), 0,
-            HWY_LIKELY(safe) ? found.squares : wide_sums(x, n, 0).squares};
+  result.count = static_cast<double>(n);
+  if (HWY_LIKELY(from_sums_batch<Compute>(found, n, from, floor, result))) return;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool safe = in_safe_range<Compute>(found.squares[i], floor);
+    if constexpr (kCenter) {
+      if (!safe || !shift_was_good(found[i], n))
+        result.set(i, careful_moments(span_at(i), n, floor, result.mean[i]));
+    } else if (!safe) {
+      result.deviations[i] = wide_sums(span_at(i), n, 0).squares;
+    }
   }
-  const Moments moments = from_sums(found, n, static_cast<double>(shift));
-  if (HWY_LIKELY(safe && shift_was_good(found, n))) return moments;
-  return careful_moments(x, n, floor, moments.mean);
 }
 
-template <bool kCenter, class In>
-HWY_INLINE Moments moments(In x, int64_t n, double eps) {
-  Moments total = slice_moments<kCenter>(x, std::min(n, kSlice), eps);
-  for (int64_t i = kSlice; i < n; i += kSlice) {
-    total = merge(total, slice_moments<kCenter>(x + i, std::min(n - i, kSlice), eps));
+// The same over whole spans.
+template <bool kCenter, class SpanAt>
+HWY_INLINE void moments(const SpanAt& span_at, int64_t count, int64_t n, double eps,
+                        MomentsBatch& result) {
+  slice_moments<kCenter>(span_at, count, std::min(n, kSlice), eps, result);
+  for (int64_t start = kSlice; start < n; start += kSlice) {
+    MomentsBatch part;
+    slice_moments<kCenter>([&](int64_t i) EK_LAMBDA { return span_at(i) + start; }, count,
+                           std::min(n - start, kSlice), eps, part);
+    // The last one sets the count for all.
+    const MomentsBatch before = result;
+    for (int64_t i = 0; i < count; ++i) result.set(i, merge(before[i], part[i]));
   }
-  return total;
 }
 
-// y = act(cast((x - shift) * scale + offset) * weight + bias)
-template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
+// y = act(cast((x - shift) * scale + offset) * weight + bias); without a center, shift, offset and
+// bias are nought.
+template <bool kSilu, bool kStream, bool kCenter, class In, class Stat, class Weight, class Cast>
 HWY_INLINE void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight,
                           Weight bias, Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
-    const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
-    const auto normalized =
-        cast(d, hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i)));
-    const auto z = hn::MulAdd(normalized, access.load(d, weight, i), access.load(d, bias, i));
-    return activate<kSilu>(d, z);
+    const auto value = access.load(d, x, i), by = access.load(d, scale, i);
+    const auto w = access.load(d, weight, i);
+    if constexpr (kCenter) {
+      const auto centered = hn::Sub(value, access.load(d, shift, i));
+      const auto normalized = cast(d, hn::MulAdd(centered, by, access.load(d, offset, i)));
+      return activate<kSilu>(d, hn::MulAdd(normalized, w, access.load(d, bias, i)));
+    } else {
+      return activate<kSilu>(d, hn::Mul(cast(d, hn::Mul(value, by)), w));
+    }
   });
 }
 
@@ -268,13 +341,13 @@ struct GradientRow {
 
 // Two rows at once, which halves the traffic of the parameter sums:
 //   dweight += dz * normalized, dbias += dz for each position; returns sum(dz * weight) and sum(dz * weight * normalized)
-// for each row.
-template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, class In, class Stat, class Weight,
-          class Cast>
+// for each row. Without a center the mean and the first sum are nought.
+template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, bool kCenter, class In, class Stat,
+          class Weight, class Cast>
 HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight,
                             Weight bias, Typed<typename In::Compute> dweight,
                             Typed<typename In::Compute> dbias, Cast cast,
-                            GradientSums (&result)[2]) {
+                            TwoSums<hn::ScalableTag<typename In::Compute>> (&result)[2]) {
   const hn::ScalableTag<typename In::Compute> d;
   auto sum0 = hn::Zero(d), sum1 = sum0, product0 = sum0, product1 = sum0;
   for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
@@ -282,13 +355,14 @@ HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, W
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
     const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product,
                          auto& dz) EK_LAMBDA {
-      const auto centered = hn::Sub(access.load(d, r.x, i), access.load(d, r.mean, i));
+      auto centered = access.load(d, r.x, i);
+      if constexpr (kCenter) centered = hn::Sub(centered, access.load(d, r.mean, i));
       const auto normalized = access.zero_outside(d, hn::Mul(centered, access.load(d, r.rstd, i)));
       dz = access.zero_outside(
           d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
       if constexpr (kRowSums) {
         const auto g = hn::Mul(dz, w);
-        sum = hn::Add(sum, g);
+        if constexpr (kCenter) sum = hn::Add(sum, g);
         product = hn::MulAdd(g, normalized, product);
       }
       return cast(d, normalized);
@@ -305,15 +379,15 @@ HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, W
     }
   });
   if constexpr (kRowSums) {
-    result[0] = {sum_of_lanes(d, sum0), sum_of_lanes(d, product0)};
-    result[1] = {sum_of_lanes(d, sum1), sum_of_lanes(d, product1)};
+    result[0] = {sum0, product0};
+    result[1] = {sum1, product1};
   }
 }
 
 // Returns sum(dz) and sum(dz * normalized) over a block with one weight.
 template <bool kSilu, class In>
-GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd_value,
-                          double weight_value, double bias_value) {
+HWY_INLINE auto reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd_value,
+                             double weight_value, double bias_value) {
   const hn::ScalableTag<typename In::Compute> d;
   using Scalar = Splat<decltype(d)>;
   const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value),
@@ -326,13 +400,13 @@ GradientSums reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd
     s = hn::Add(s, access.zero_outside(d, dz));
     p = hn::MulAdd(dz, normalized, p);
   };
-  const TwoSums found = two_sums<In>(d, n, add);
-  return {found.first, found.second};
+  return two_sums<In>(d, n, add);
 }
 
 // dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd
-// times the means of dz * weight and of dz * weight * normalized.
-template <bool kSilu, bool kStream, class In, class Stat, class Weight, class Cast>
+// times the means of dz * weight and of dz * weight * normalized. Without a center the mean and
+// gradient_share are nought.
+template <bool kSilu, bool kStream, bool kCenter, class In, class Stat, class Weight, class Cast>
 HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd,
                                Stat gradient_share, Stat product_share, Weight weight, Weight bias,
                                Cast cast) {
@@ -341,9 +415,12 @@ HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rs
     const auto r = access.load(d, rstd, i);
     const auto w = access.load(d, weight, i);
     const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
-    const auto normalized = hn::Mul(hn::Sub(access.load(d, x, i), access.load(d, mean, i)), r);
+    auto centered = access.load(d, x, i);
+    if constexpr (kCenter) centered = hn::Sub(centered, access.load(d, mean, i));
+    const auto normalized = hn::Mul(centered, r);
     const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, w, b, cast);
-    const auto own = hn::MulSub(hn::Mul(dz, w), r, access.load(d, gradient_share, i));
+    const auto g = hn::Mul(dz, w);
+    const auto own = kCenter ? hn::MulSub(g, r, access.load(d, gradient_share, i)) : hn::Mul(g, r);
     return hn::NegMulAdd(normalized, access.load(d, product_share, i), own);
   });
 }

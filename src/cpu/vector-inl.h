@@ -25,6 +25,7 @@
 #include <cstring>
 
 #include "core/dtype.h"
+#include "cpu/moments.h"
 #include "cpu/stored.h"
 
 // For lambdas in kernels: compiled for the instruction set at hand, and inlined, however long.
@@ -295,12 +296,49 @@ struct Splat {
 };
 
 template <class D>
-HWY_INLINE double sum_of_lanes(D d, Vec<D> value) {
-  return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, value)));
-}
-
 struct TwoSums {
-  double first, second;
+  Vec<D> first, second;
+};
+
+// ---- from vectors to their sums ----
+
+// The sums over the lanes of up to kBatch vectors. A vector's way to its sum is long, but many can
+// go it together, a pair of vectors becoming one at every step. The order of a sum's additions does
+// not depend on the other vectors, nor on their number.
+template <class D>
+class LaneSums {
+ public:
+  HWY_INLINE void put(D d, int64_t i, Vec<D> value) { hn::Store(value, d, vectors_ + i * kLanes); }
+
+  // Of the first `count` vectors.
+  HWY_INLINE void add_up(D d, int64_t count) {
+    for (int64_t first = 0; first < count; first += kLanes)
+      hn::Store(tree<kLanes>(d, first, count), d, sums_ + first);
+  }
+
+  HWY_INLINE double operator[](int64_t i) const { return static_cast<double>(sums_[i]); }
+
+ private:
+  using Lane = hn::TFromD<D>;
+  static constexpr int64_t kLanes = hn::MaxLanes(D());
+  static constexpr int64_t kSlots = kBatch > kLanes ? kBatch : kLanes;
+
+  // Sums of kWidth vectors from `first` on; each fills kLanes / kWidth lanes.
+  template <int64_t kWidth>
+  HWY_INLINE Vec<D> tree(D d, int64_t first, [[maybe_unused]] int64_t count) const {
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kWidth > 1) {
+      const auto low = tree<kWidth / 2>(d, first, count);
+      const auto high =
+          first + kWidth / 2 < count ? tree<kWidth / 2>(d, first + kWidth / 2, count) : hn::Zero(d);
+      return hn::Add(hn::ConcatEven(d, high, low), hn::ConcatOdd(d, high, low));
+    }
+#endif
+    return hn::Load(d, vectors_ + first * kLanes);
+  }
+
+  HWY_ALIGN Lane vectors_[kSlots * kLanes];
+  HWY_ALIGN Lane sums_[kSlots];
 };
 
 // ---- bf16 in two parts ----
@@ -334,11 +372,11 @@ HWY_INLINE Vec<Words<D>> join_parts(D, Vec<D> even, Vec<D> odd) {
   const hn::Repartition<uint32_t, D> du32;
   const auto high = hn::Set(du32, 0xffff0000u);
   const auto e = hn::BitCast(du32, even), o = hn::BitCast(du32, odd);
-  const auto upper = hn::BitCast(du16, hn::Or(hn::And(o, high), hn::ShiftRight<16>(e)));
-  const auto lower = hn::BitCast(du16, hn::Or(hn::ShiftLeft<16>(o), hn::AndNot(high, e)));
+  const auto upper = hn::BitCast(du16, hn::OrAnd(hn::ShiftRight<16>(e), o, high));
+  const auto lower = hn::BitCast(du16, hn::IfVecThenElse(high, hn::ShiftLeft<16>(o), e));
   // lower + 0x7fff + (upper & 1) carries out of 16 bits; the average keeps the 17th bit and drops
   // the lowest.
-  const auto addend = hn::Or(hn::And(upper, hn::Set(du16, 1)), hn::Set(du16, 0x7ffe));
+  const auto addend = hn::OrAnd(hn::Set(du16, 0x7ffe), upper, hn::Set(du16, 1));
   const auto carry = hn::ShiftRight<15>(hn::AverageRound(lower, addend));
   // Only a NaN with all bits set could be carried over into another number.
   const auto magnitude = hn::Set(du16, 0x7fff);
@@ -449,7 +487,7 @@ HWY_INLINE void for_each_vector(D d, int64_t n, Body body) {
 // Two sums over n elements, each in four accumulators: add(i, access, first, second) adds the
 // vector at i to them.
 template <class In, class D, class Add>
-HWY_INLINE TwoSums two_sums(D d, int64_t n, Add add) {
+HWY_INLINE TwoSums<D> two_sums(D d, int64_t n, Add add) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   auto f0 = hn::Zero(d), f1 = f0, f2 = f0, f3 = f0, s0 = f0, s1 = f0, s2 = f0, s3 = f0;
   int64_t i = 0;
@@ -468,8 +506,7 @@ HWY_INLINE TwoSums two_sums(D d, int64_t n, Add add) {
   }
   for_each_vector<In>(d, n - i,
                       [&](int64_t j, auto access) EK_LAMBDA { add(i + j, access, f0, s0); });
-  return {sum_of_lanes(d, hn::Add(hn::Add(f0, f1), hn::Add(f2, f3))),
-          sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)))};
+  return {hn::Add(hn::Add(f0, f1), hn::Add(f2, f3)), hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))};
 }
 
 // Stores body(i, access) for every vector of n elements.

@@ -144,15 +144,14 @@ size_t queried(Case c, int64_t items, bool backward, int threads) {
 
 class Workspace : public testing::TestWithParam<Case> {};
 
-// Rows are summed in parts of whole rows, so the number of parts may still vary a little at 1000
-// rows.
+// Rows are summed in parts of whole rows, so the number of parts varies a little. Narrow rows have
+// the most of them, and reach that number at some thousand rows.
 TEST_P(Workspace, DoesNotGrowWithTheNumberOfRows) {
   for (const bool backward : {false, true}) {
     for (const int threads : {1, 2, 16}) {
-      const size_t some = queried(GetParam(), 1000, backward, threads);
-      const size_t many = queried(GetParam(), 1000000, backward, threads);
-      EXPECT_LE(many, some + some / 16);
-      EXPECT_EQ(queried(GetParam(), 100000000, backward, threads), many);
+      const size_t some = queried(GetParam(), 10000, backward, threads);
+      for (const int64_t rows : {100000, 1000000, 100000000})
+        EXPECT_LE(queried(GetParam(), rows, backward, threads), some + some / 16) << rows;
     }
   }
 }
