@@ -3,6 +3,12 @@
 # Both find the library relative to themselves, so an installed tree can be moved. Users need a C
 # or C++ compiler and nothing else: every dependency of the library is private to it.
 
+if(SKBUILD)  # a Python wheel: the library goes into the package, under one name
+  set_target_properties(evenkeel PROPERTIES VERSION "" SOVERSION "")
+  install(TARGETS evenkeel LIBRARY DESTINATION evenkeel)
+  return()
+endif()
+
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel)

@@ -1,0 +1,110 @@
+// The norms and their gradients written out in torch's own operations, which torch can differentiate
+// as often as anybody likes, in reverse and in forward mode. Slower than the kernels, and used only
+// where derivatives of derivatives, or tangents, are asked for.
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+
+#include "evenkeel/evenkeel.h"
+#include "norm.h"
+
+namespace evenkeel::torch_binding {
+namespace {
+
+struct Formula {
+  const Norm& norm;
+  at::ScalarType compute;
+  c10::SymDimVector shape;  // of x, and, split into groups, of what is normalized
+  c10::SymDimVector grouped;
+  std::vector<int64_t> dims;  // that are normalized, of `grouped`
+  std::vector<int64_t> sums;  // over which parameter gradients are summed, of `shape`
+  Tensor weight, bias;        // to be multiplied with `shape`; undefined where absent
+  Tensor rstd, normalized;    // of x; normalized has `shape`
+
+  Formula(const Tensor& x, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
+          const Norm& n)
+      : norm(n), shape(x.sym_sizes().begin(), x.sym_sizes().end()) {
+    bool wide = x.scalar_type() == at::kDouble;
+    for (const MaybeTensor& parameter : {given_weight, given_bias})
+      wide = wide || (given(parameter) && parameter->scalar_type() == at::kDouble);
+    compute = wide ? at::kDouble : at::kFloat;
+    if (norm.is_group_norm()) {
+      grouped = {shape[0], norm.span, -1};
+      dims = {2};
+      for (int64_t i = 0; i < x.dim(); ++i)
+        if (i != 1) sums.push_back(i);
+    } else {
+      grouped = shape;
+      for (int64_t i = 0; i < x.dim(); ++i) (i < x.dim() - norm.span ? sums : dims).push_back(i);
+    }
+    if (given(given_weight)) weight = spread(*given_weight) + norm.weight_offset;
+    if (given(given_bias)) bias = spread(*given_bias);
+    Tensor value = x.to(compute).reshape_symint(grouped);
+    if (norm.centers()) value = value - value.mean(dims, /*keepdim=*/true);
+    rstd = (value.square().mean(dims, /*keepdim=*/true) + norm.eps).rsqrt();
+    normalized = (value * rstd).reshape_symint(shape);
+  }
+
+  // A parameter over all elements.
+  Tensor spread(const Tensor& parameter) const {
+    const Tensor wide = parameter.to(compute);
+    if (!norm.is_group_norm()) return wide;
+    std::vector<int64_t> sizes(shape.size(), 1);
+    sizes[1] = -1;
+    return wide.view(sizes);
+  }
+
+  Tensor cast(const Tensor& x) const {
+    return norm.casting == EK_CASTING_LLAMA ? normalized.to(x.scalar_type()).to(compute)
+                                            : normalized;
+  }
+
+  Tensor before_activation(const Tensor& x) const {
+    Tensor z = cast(x);
+    if (weight.defined()) z = z * weight;
+    if (bias.defined()) z = z + bias;
+    return z;
+  }
+
+  // The sum of a gradient over everything but its parameter's dimensions.
+  Tensor fold(const Tensor& gradient, const Tensor& parameter) const {
+    const Tensor sum = sums.empty() ? gradient : gradient.sum(sums);
+    return sum.reshape_symint(parameter.sym_sizes()).to(parameter.scalar_type());
+  }
+};
+
+}  // namespace
+
+Tensor formula_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                       const Norm& norm, at::ScalarType out_dtype) {
+  const Formula f(x, weight, bias, norm);
+  const Tensor z = f.before_activation(x);
+  return (norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z).to(out_dtype);
+}
+
+Gradients formula_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                           const MaybeTensor& bias, const Norm& norm, Wanted wanted) {
+  const Formula f(x, weight, bias, norm);
+  Tensor dz = dy.to(f.compute);
+  if (norm.activation == EK_ACTIVATION_SILU) {
+    const Tensor z = f.before_activation(x), s = z.sigmoid();
+    dz = dz * s * (1 + z * (1 - s));
+  }
+  Gradients result;
+  const auto nothing = [&](const MaybeTensor& like) {
+    return at::empty({0}, given(like) ? like->options() : x.options());
+  };
+  if (wanted[0]) {
+    const Tensor g = (f.weight.defined() ? dz * f.weight : dz).reshape_symint(f.grouped);
+    const Tensor n = f.normalized.reshape_symint(f.grouped);
+    Tensor dx = g - n * (g * n).mean(f.dims, /*keepdim=*/true);
+    if (norm.centers()) dx = dx - g.mean(f.dims, /*keepdim=*/true);
+    result.dx = (dx * f.rstd).reshape_symint(f.shape).to(x.scalar_type());
+  } else {
+    result.dx = nothing(x);
+  }
+  result.dweight = wanted[1] ? f.fold(dz * f.cast(x), *weight) : nothing(weight);
+  result.dbias = wanted[2] ? f.fold(dz, *bias) : nothing(bias);
+  return result;
+}
+
+}  // namespace evenkeel::torch_binding

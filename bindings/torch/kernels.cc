@@ -1,0 +1,368 @@
+// From torch's tensors to one call of the C ABI.
+//
+// A tensor is handed over as it lies in memory where its rows are contiguous and the dimensions
+// before them fold into two strides (row norms), or where it is NCHW or channels-last (group norm);
+// otherwise it is copied first. Memory comes from torch's allocator, threads from at::parallel_for,
+// the stream from torch's current one.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "evenkeel/evenkeel.h"
+#include "norm.h"
+
+namespace evenkeel::torch_binding {
+namespace {
+
+int32_t dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return EK_F32;
+    case at::kDouble:
+      return EK_F64;
+    case at::kHalf:
+      return EK_F16;
+    case at::kBFloat16:
+      return EK_BF16;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "evenkeel: no kernel for ", type,
+                                  "; allowed are float64, float32, float16 and bfloat16");
+  }
+}
+
+// A tensor in the form of the ABI, and what must stay alive for it.
+struct Operand {
+  Tensor keep;
+  ek_tensor view = EK_TENSOR_INIT;
+
+  void set(const Tensor& tensor, int64_t row_stride, int64_t outer_stride) {
+    keep = tensor;
+    view.data = tensor.data_ptr();
+    view.dtype = dtype_of(tensor.scalar_type());
+    view.row_stride = row_stride;
+    view.outer_stride = outer_stride;
+  }
+};
+
+// The dimensions before the normalized ones, folded into at most two.
+struct Fold {
+  bool possible = true;
+  int64_t inner_rows = 1, row_stride = 0, outer_stride = 0;
+};
+
+Fold fold_rows(const Tensor& x, int64_t span, int64_t cols) {
+  const auto sizes = x.sizes(), strides = x.strides();
+  int64_t dense = 1;
+  for (int64_t i = x.dim() - 1; i >= x.dim() - span; --i) {
+    if (sizes[i] != 1 && strides[i] != dense) return {false};
+    dense *= sizes[i];
+  }
+  Fold fold;
+  fold.row_stride = cols;
+  int64_t next = 0,
+          folded = 0;  // the stride that goes on with the current dimension; how many there are
+  for (int64_t i = x.dim() - span - 1; i >= 0; --i) {
+    if (sizes[i] == 1) continue;
+    if (folded == 0) {
+      fold.row_stride = strides[i];
+      fold.inner_rows = sizes[i];
+      folded = 1;
+      next = strides[i] * sizes[i];
+    } else if (strides[i] == next) {
+      if (folded == 1) fold.inner_rows *= sizes[i];
+      next *= sizes[i];
+    } else if (folded == 1) {
+      fold.outer_stride = strides[i];
+      folded = 2;
+      next = strides[i] * sizes[i];
+    } else {
+      return {false};
+    }
+  }
+  const int64_t rows_end = fold.row_stride * fold.inner_rows;
+  if (fold.row_stride < cols || (folded == 2 && fold.outer_stride < rows_end)) return {false};
+  if (folded < 2) fold.outer_stride = rows_end;
+  return fold;
+}
+
+// All tensors of a call have rows in blocks of the same number; a block of its own for all rows fits
+// every tensor that has one stride only.
+bool rows_as_they_lie(const Tensor& x, int64_t span, int64_t cols, int64_t inner_rows,
+                      Operand& result) {
+  const Fold fold = fold_rows(x, span, cols);
+  if (!fold.possible) return false;
+  if (fold.inner_rows == inner_rows) {
+    result.set(x, fold.row_stride, fold.outer_stride);
+  } else if (fold.outer_stride == fold.row_stride * fold.inner_rows) {
+    result.set(x, fold.row_stride, fold.row_stride * inner_rows);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool channels_last(const Tensor& x) {
+  return x.dim() > 2 && x.sym_size(1) > 1 && x.sym_stride(1) == 1 && !x.is_contiguous();
+}
+
+// (N, C, spatial...) where the spatial dimensions have one stride between pixels.
+bool pixels_as_they_lie(const Tensor& x, bool last, Operand& result) {
+  const int64_t channels = x.size(1);
+  int64_t pixel = last ? channels : 1, next = 0;
+  bool first = true;
+  for (int64_t i = x.dim() - 1; i >= 2; --i) {
+    if (x.size(i) == 1) continue;
+    if (first) {
+      pixel = x.stride(i);
+      first = false;
+    } else if (x.stride(i) != next) {
+      return false;
+    }
+    next = x.stride(i) * x.size(i);
+  }
+  const int64_t spatial = x.numel() / (x.size(0) * channels);
+  const int64_t row_stride = last ? pixel : channels == 1 ? spatial : x.stride(1);
+  const bool rows_apart = last ? pixel >= channels && (channels == 1 || x.stride(1) == 1)
+                               : pixel == 1 && row_stride >= spatial;
+  const int64_t block = row_stride * (last ? spatial : channels);
+  const int64_t outer_stride = x.size(0) == 1 ? block : x.stride(0);
+  if (!rows_apart || outer_stride < block) return false;
+  result.set(x, row_stride, outer_stride);
+  return true;
+}
+
+// Makes tensors beside `like`: real ones, or (meta, fake) only their shapes.
+struct Memory {
+  const Tensor& like;
+  bool real;
+
+  // On the CPU without the detour through the dispatcher, which costs more than a small norm.
+  Tensor make(c10::SymIntArrayRef sizes, at::ScalarType dtype) const {
+    if (real && like.is_cpu()) return at::detail::empty_cpu(C10_AS_INTARRAYREF_SLOW(sizes), dtype);
+    return at::empty_symint(sizes, like.options().dtype(dtype));
+  }
+  Tensor nothing(at::ScalarType dtype) const { return make({c10::SymInt(0)}, dtype); }
+
+  // Dense, in NCHW or channels-last order.
+  Tensor images(bool last, at::ScalarType dtype) const {
+    if (!last) return make(like.sym_sizes(), dtype);
+    std::vector<c10::SymInt> sizes(like.sym_sizes().begin(), like.sym_sizes().end());
+    sizes.erase(sizes.begin() + 1);
+    sizes.push_back(like.sym_size(1));
+    return make(sizes, dtype).movedim(-1, 1);
+  }
+};
+
+struct Shape {
+  ek_problem problem = EK_PROBLEM_INIT;
+  bool last = false;  // group norm: channels-last
+
+  Shape(const Tensor& x, const Norm& norm) {
+    problem.op = static_cast<int32_t>(norm.op);
+    problem.activation = static_cast<int32_t>(norm.activation);
+    problem.casting = static_cast<int32_t>(norm.casting);
+    problem.eps = norm.eps;
+    problem.weight_offset = norm.weight_offset;
+    if (norm.is_group_norm()) {
+      last = channels_last(x);
+      problem.layout = last ? EK_NHWC : EK_NCHW;
+      problem.samples = x.size(0);
+      problem.channels = x.size(1);
+      problem.spatial = x.numel() / std::max<int64_t>(1, x.size(0) * x.size(1));
+      problem.groups = norm.span;
+    } else {
+      problem.cols = 1;
+      for (int64_t i = x.dim() - norm.span; i < x.dim(); ++i) problem.cols *= x.size(i);
+      problem.rows = x.numel() / problem.cols;
+      const Fold fold = fold_rows(x, norm.span, problem.cols);
+      if (fold.possible) problem.inner_rows = fold.inner_rows;
+    }
+  }
+
+  Operand operand(const Tensor& tensor, const Norm& norm) const {
+    Operand result;
+    const bool fits =
+        norm.is_group_norm()
+            ? pixels_as_they_lie(tensor, last, result)
+            : rows_as_they_lie(tensor, norm.span, problem.cols,
+                               problem.inner_rows ? problem.inner_rows : problem.rows, result);
+    if (fits) return result;
+    const Memory memory{tensor, true};
+    const Tensor copy = norm.is_group_norm()
+                            ? memory.images(last, tensor.scalar_type())
+                            : memory.make(tensor.sym_sizes(), tensor.scalar_type());
+    copy.copy_(tensor);
+    return operand(copy, norm);
+  }
+};
+
+// A parameter as a dense vector.
+struct Parameter {
+  Tensor keep;
+  ek_vector view = EK_VECTOR_INIT;
+
+  explicit Parameter(const MaybeTensor& tensor) {
+    if (!given(tensor)) return;
+    keep = tensor->contiguous();
+    view.data = keep.data_ptr();
+    view.dtype = dtype_of(keep.scalar_type());
+  }
+};
+
+void run_tasks(void*, int64_t tasks, void (*task)(void*, int64_t), void* argument) {
+  at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) task(argument, i);
+  });
+}
+
+void check(ek_status status) {
+  if (status == EK_OK) return;
+  const std::string message = std::string("evenkeel: ") + ek_last_error();
+  TORCH_CHECK_NOT_IMPLEMENTED(status != EK_UNSUPPORTED, message);
+  TORCH_CHECK(false, message);
+}
+
+struct Execution {
+  ek_parallel parallel = EK_PARALLEL_INIT;
+  ek_execution execution = EK_EXECUTION_INIT;
+  c10::OptionalDeviceGuard guard;
+  Tensor workspace;
+
+  explicit Execution(const Tensor& x) {
+    if (x.is_cpu()) {
+      parallel.threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+      parallel.run = run_tasks;
+      execution.parallel = &parallel;
+      return;
+    }
+    guard.reset_device(x.device());
+    execution.device = EK_CUDA;
+    execution.device_index = x.device().index();
+    const c10::impl::VirtualGuardImpl impl(x.device().type());
+    execution.stream = impl.getStream(x.device()).native_handle();
+  }
+
+  void reserve(const Tensor& x, size_t bytes) {
+    if (bytes == 0) return;
+    workspace = Memory{x, true}.make({c10::SymInt(static_cast<int64_t>(bytes))}, at::kByte);
+    execution.workspace = workspace.data_ptr();
+    execution.workspace_size = bytes;
+  }
+};
+
+at::ScalarType statistics_dtype(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+}  // namespace
+
+bool Norm::is_group_norm() const { return op == EK_GROUP_NORM; }
+bool Norm::centers() const { return op != EK_RMS_NORM; }
+
+Result empty_forward(const Tensor& x, const Norm& norm, at::ScalarType out_dtype, bool statistics,
+                     bool real) {
+  const Memory memory{x, real};
+  const at::ScalarType type = statistics_dtype(x);
+  Result result;
+  if (norm.is_group_norm()) {
+    result.y = memory.images(channels_last(x), out_dtype);
+    if (statistics) result.rstd = memory.make({x.sym_size(0), c10::SymInt(norm.span)}, type);
+  } else {
+    result.y = memory.make(x.sym_sizes(), out_dtype);
+    if (statistics) result.rstd = memory.make(x.sym_sizes().slice(0, x.dim() - norm.span), type);
+  }
+  if (!statistics) result.rstd = memory.nothing(type);
+  result.mean = statistics && norm.centers() ? memory.make(result.rstd.sym_sizes(), type)
+                                             : memory.nothing(type);
+  return result;
+}
+
+Gradients empty_backward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                         const Norm& norm, Wanted wanted, bool real) {
+  const Memory memory{x, real};
+  const auto parameter = [&](const MaybeTensor& like, bool want) {
+    if (want) return memory.make(like->sym_sizes(), like->scalar_type());
+    return memory.nothing(given(like) ? like->scalar_type() : x.scalar_type());
+  };
+  Gradients result;
+  if (!wanted[0]) {
+    result.dx = memory.nothing(x.scalar_type());
+  } else if (norm.is_group_norm()) {
+    result.dx = memory.images(channels_last(x), x.scalar_type());
+  } else {
+    result.dx = memory.make(x.sym_sizes(), x.scalar_type());
+  }
+  result.dweight = parameter(weight, wanted[1]);
+  result.dbias = parameter(bias, wanted[2]);
+  return result;
+}
+
+Result run_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                   const Norm& norm, at::ScalarType out_dtype, bool statistics) {
+  Result result = empty_forward(x, norm, out_dtype, statistics, /*real=*/true);
+  if (x.numel() == 0) {
+    result.mean.zero_();
+    result.rstd.zero_();
+    return result;
+  }
+  const Shape shape(x, norm);
+  const Operand from = shape.operand(x, norm), to = shape.operand(result.y, norm);
+  const Parameter w(weight), b(bias);
+  ek_forward_args args = EK_FORWARD_ARGS_INIT;
+  args.x = from.view;
+  args.y = to.view;
+  args.weight = w.view;
+  args.bias = b.view;
+  if (statistics) {
+    if (norm.centers()) args.mean = result.mean.data_ptr();
+    args.rstd = result.rstd.data_ptr();
+  }
+  Execution run(x);
+  size_t bytes = 0;
+  check(ek_forward_workspace(&shape.problem, &args, &run.execution, &bytes));
+  run.reserve(x, bytes);
+  check(ek_forward(&shape.problem, &args, &run.execution));
+  return result;
+}
+
+Gradients run_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                       const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
+                       const Norm& norm, Wanted wanted) {
+  Gradients result = empty_backward(x, weight, bias, norm, wanted, /*real=*/true);
+  if (!wanted[0] && !wanted[1] && !wanted[2]) return result;
+  if (x.numel() == 0) {
+    result.dweight.zero_();
+    result.dbias.zero_();
+    return result;
+  }
+  const Shape shape(x, norm);
+  const Operand from = shape.operand(x, norm), gradient = shape.operand(dy, norm);
+  const Parameter w(weight), b(bias);
+  ek_backward_args args = EK_BACKWARD_ARGS_INIT;
+  args.x = from.view;
+  args.dy = gradient.view;
+  args.weight = w.view;
+  args.bias = b.view;
+  if (norm.centers()) args.mean = mean.data_ptr();
+  args.rstd = rstd.data_ptr();
+  Operand to;
+  if (wanted[0]) {
+    to = shape.operand(result.dx, norm);
+    args.dx = to.view;
+  }
+  const auto target = [](const Tensor& tensor) {
+    return ek_vector{tensor.data_ptr(), dtype_of(tensor.scalar_type()), 0};
+  };
+  if (wanted[1]) args.dweight = target(result.dweight);
+  if (wanted[2]) args.dbias = target(result.dbias);
+  Execution run(x);
+  size_t bytes = 0;
+  check(ek_backward_workspace(&shape.problem, &args, &run.execution, &bytes));
+  run.reserve(x, bytes);
+  check(ek_backward(&shape.problem, &args, &run.execution));
+  return result;
+}
+
+}  // namespace evenkeel::torch_binding

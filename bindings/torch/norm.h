@@ -1,0 +1,94 @@
+// What the files of this binding share: the options of a norm, and the functions that are registered
+// as operators.
+//
+//   ops.cc        the operators' schemas, their checks, autocast
+//   autograd.cc   which of the two ways a call is differentiated
+//   kernels.cc    from torch's tensors to one call of the C ABI, and the shapes of its results
+//   formulas.cc   the same in torch's own operations: for second derivatives and forward mode
+//   module.cc     a short way from Python
+//
+// One host-only source serves CPU and CUDA builds of torch: no header of CUDA is included.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <tuple>
+
+namespace evenkeel::torch_binding {
+
+using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+// Values as in evenkeel.h: they travel through the operators' schemas as integers.
+struct Norm {
+  int64_t op;    // ek_op
+  int64_t span;  // row norms: how many trailing dimensions are normalized; group norm: groups
+  double eps;
+  int64_t activation;  // ek_activation
+  int64_t casting;     // ek_casting
+  double weight_offset;
+
+  bool is_group_norm() const;
+  bool centers() const;
+};
+
+struct Gradients {
+  Tensor dx, dweight, dbias;
+};
+using Wanted = std::array<bool, 3>;  // of Gradients
+
+// kernels.cc
+struct Result {
+  Tensor y, mean, rstd;
+};
+Result run_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm&,
+                   at::ScalarType out_dtype, bool statistics);
+Gradients run_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                       const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, const Norm&,
+                       Wanted);
+// The results without values; not real: of meta tensors.
+Result empty_forward(const Tensor& x, const Norm&, at::ScalarType out_dtype, bool statistics,
+                     bool real);
+Gradients empty_backward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                         const Norm&, Wanted, bool real);
+
+// formulas.cc: differentiable to any order, in both modes.
+Tensor formula_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                       const Norm&, at::ScalarType out_dtype);
+Gradients formula_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                           const MaybeTensor& bias, const Norm&, Wanted);
+
+// autograd.cc: below them are the dispatcher's kernels.
+Result differentiable_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                              const Norm&, at::ScalarType out_dtype, bool statistics);
+Gradients differentiable_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                                  const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
+                                  const Norm&, Wanted);
+
+// ops.cc: the internal operators, by way of the dispatcher.
+Result call_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                    const Norm&, at::ScalarType out_dtype, bool statistics);
+Gradients call_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                        const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
+                        const Norm&, Wanted);
+
+// ops.cc: the public operators, by way of the dispatcher.
+Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                  const MaybeTensor& bias, double eps, std::optional<c10::string_view> activation,
+                  double weight_offset, std::optional<at::ScalarType> out_dtype);
+Tensor rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                std::optional<double> eps, std::optional<c10::string_view> activation,
+                double weight_offset, std::optional<c10::string_view> casting,
+                std::optional<at::ScalarType> out_dtype);
+Tensor group_norm(const Tensor& x, int64_t num_groups, const MaybeTensor& weight,
+                  const MaybeTensor& bias, double eps, std::optional<c10::string_view> activation,
+                  double weight_offset, std::optional<at::ScalarType> out_dtype);
+
+inline bool given(const MaybeTensor& tensor) { return tensor.has_value() && tensor->defined(); }
+
+}  // namespace evenkeel::torch_binding

@@ -1,0 +1,323 @@
+// The operators: three public ones, with the meaning of torch.nn.functional's, and two internal ones
+// that every other part of torch (autograd, autocast, meta tensors, compile, DTensor) meets.
+//
+// The public ones check their arguments and are composed of the internal ones, so that there is one
+// place for each error message. Messages name the argument, what it was and what is allowed.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include "evenkeel/evenkeel.h"
+#include "norm.h"
+
+namespace evenkeel::torch_binding {
+namespace {
+
+// ---- the internal operators ----
+
+constexpr const char* kForward =
+    "forward(Tensor x, Tensor? weight, Tensor? bias, int op, int span, float eps, int activation, "
+    "int casting, float weight_offset, ScalarType out_dtype, bool statistics) "
+    "-> (Tensor y, Tensor mean, Tensor rstd)";
+constexpr const char* kBackward =
+    "backward(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, int op, "
+    "int span, float eps, int activation, int casting, float weight_offset, bool[3] wanted) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias)";
+
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+using Forward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t, int64_t,
+                      double, int64_t, int64_t, double, at::ScalarType, bool);
+using Backward = Three(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
+                       const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t, int64_t,
+                       double, Wanted);
+
+// A forward operator of the schema above, made of one with a Norm.
+template <auto kRun>
+Three forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t op,
+              int64_t span, double eps, int64_t activation, int64_t casting, double weight_offset,
+              at::ScalarType out_dtype, bool statistics) {
+  Result r = kRun(x, weight, bias, {op, span, eps, activation, casting, weight_offset}, out_dtype,
+                  statistics);
+  return {std::move(r.y), std::move(r.mean), std::move(r.rstd)};
+}
+
+template <auto kRun>
+Three backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+               const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, int64_t op,
+               int64_t span, double eps, int64_t activation, int64_t casting, double weight_offset,
+               Wanted wanted) {
+  Gradients g = kRun(dy, x, weight, bias, mean, rstd,
+                     {op, span, eps, activation, casting, weight_offset}, wanted);
+  return {std::move(g.dx), std::move(g.dweight), std::move(g.dbias)};
+}
+
+Result meta_forward(const Tensor& x, const MaybeTensor&, const MaybeTensor&, const Norm& norm,
+                    at::ScalarType out_dtype, bool statistics) {
+  return empty_forward(x, norm, out_dtype, statistics, /*real=*/false);
+}
+
+Gradients meta_backward(const Tensor&, const Tensor& x, const MaybeTensor& weight,
+                        const MaybeTensor& bias, const Tensor&, const Tensor&, const Norm& norm,
+                        Wanted wanted) {
+  return empty_backward(x, weight, bias, norm, wanted, /*real=*/false);
+}
+
+// ---- checks of the public operators ----
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  return c10::str("evenkeel: ", parts...);
+}
+
+void check_tensor(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == at::kStrided && !tensor.is_quantized(),
+      text(name, " must be a dense tensor, but is ",
+           tensor.is_quantized() ? "quantized" : c10::str(tensor.layout())));
+  const at::ScalarType type = tensor.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
+      text(name, " must be float64, float32, float16 or bfloat16, but is ", type));
+}
+
+void check_parameter(const char* name, const MaybeTensor& parameter, const Tensor& x,
+                     c10::SymIntArrayRef shape) {
+  if (!given(parameter)) return;
+  check_tensor(name, *parameter);
+  TORCH_CHECK(parameter->sym_sizes().equals(shape),
+              text(name, " must have the shape ", shape, ", but has ", parameter->sym_sizes()));
+  TORCH_CHECK(parameter->device() == x.device(),
+              text("Expected all tensors on one device: ", name, " is on ", parameter->device(),
+                   ", but x is on ", x.device()));
+}
+
+void check_eps(double eps) {
+  TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps),
+                    text("eps must be finite and not negative, but is ", eps));
+}
+
+void check_offset(double offset, const MaybeTensor& weight) {
+  TORCH_CHECK_VALUE(std::isfinite(offset), text("weight_offset must be finite, but is ", offset));
+  TORCH_CHECK_VALUE(offset == 0 || given(weight),
+                    text("weight_offset is ", offset, ", but there is no weight to add it to"));
+}
+
+int64_t activation_of(const std::optional<std::string_view>& name) {
+  if (!name || *name == "none") return EK_ACTIVATION_NONE;
+  TORCH_CHECK_VALUE(*name == "silu",
+                    text("activation must be None or 'silu', but is '", *name, "'"));
+  return EK_ACTIVATION_SILU;
+}
+
+int64_t casting_of(const std::optional<std::string_view>& name) {
+  if (!name || *name == "none") return EK_CASTING_NONE;
+  TORCH_CHECK_VALUE(*name == "llama" || *name == "gemma",
+                    text("casting must be None, 'llama' or 'gemma', but is '", *name, "'"));
+  return *name == "llama" ? EK_CASTING_LLAMA : EK_CASTING_GEMMA;
+}
+
+at::ScalarType output_of(const Tensor& x, const std::optional<at::ScalarType>& wanted) {
+  const at::ScalarType type = wanted.value_or(x.scalar_type());
+  TORCH_CHECK_VALUE(
+      type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
+      text("out_dtype must be float64, float32, float16 or bfloat16, but is ", type));
+  return type;
+}
+
+void check_rows(const Tensor& x, c10::SymIntArrayRef shape) {
+  check_tensor("x", x);
+  TORCH_CHECK(!shape.empty(), text("normalized_shape must have at least one dimension, but is []"));
+  const auto sizes = x.sym_sizes();
+  TORCH_CHECK(
+      sizes.size() >= shape.size() && sizes.slice(sizes.size() - shape.size()).equals(shape),
+      text("x must end with the dimensions of normalized_shape ", shape, ", but has the shape ",
+           sizes));
+}
+
+Tensor run(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
+           const std::optional<at::ScalarType>& out_dtype) {
+  return call_forward(x, weight, bias, norm, output_of(x, out_dtype), /*statistics=*/false).y;
+}
+
+// ---- the public operators, composed ----
+
+Tensor layer_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                          const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                          std::optional<c10::string_view> activation, double weight_offset,
+                          std::optional<at::ScalarType> out_dtype) {
+  check_rows(x, normalized_shape);
+  check_parameter("weight", weight, x, normalized_shape);
+  check_parameter("bias", bias, x, normalized_shape);
+  check_eps(eps);
+  check_offset(weight_offset, weight);
+  return run(x, weight, bias,
+             {EK_LAYER_NORM, static_cast<int64_t>(normalized_shape.size()), eps,
+              activation_of(activation), EK_CASTING_NONE, weight_offset},
+             out_dtype);
+}
+
+double default_eps(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kHalf:
+      return std::numeric_limits<at::Half>::epsilon();
+    case at::kBFloat16:
+      return std::numeric_limits<at::BFloat16>::epsilon();
+    default:
+      return std::numeric_limits<float>::epsilon();
+  }
+}
+
+Tensor rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                        const MaybeTensor& weight, std::optional<double> eps,
+                        std::optional<c10::string_view> activation, double weight_offset,
+                        std::optional<c10::string_view> casting,
+                        std::optional<at::ScalarType> out_dtype) {
+  check_rows(x, normalized_shape);
+  check_parameter("weight", weight, x, normalized_shape);
+  const double least = eps.value_or(default_eps(x.scalar_type()));
+  check_eps(least);
+  check_offset(weight_offset, weight);
+  return run(x, weight, std::nullopt,
+             {EK_RMS_NORM, static_cast<int64_t>(normalized_shape.size()), least,
+              activation_of(activation), casting_of(casting), weight_offset},
+             out_dtype);
+}
+
+Tensor group_norm_of_images(const Tensor& x, int64_t num_groups, const MaybeTensor& weight,
+                            const MaybeTensor& bias, double eps,
+                            std::optional<c10::string_view> activation, double weight_offset,
+                            std::optional<at::ScalarType> out_dtype) {
+  check_tensor("x", x);
+  TORCH_CHECK(x.dim() >= 2, text("x must have at least 2 dimensions (samples, channels, ...), but "
+                                 "has the shape ",
+                                 x.sym_sizes()));
+  const c10::SymInt channels = x.sym_size(1);
+  TORCH_CHECK(num_groups > 0, text("num_groups must be positive, but is ", num_groups));
+  TORCH_CHECK(channels > 0 && channels % num_groups == 0,
+              text("num_groups must divide the number of channels, but is ", num_groups,
+                   ", and x has ", channels, " channels"));
+  check_parameter("weight", weight, x, {channels});
+  check_parameter("bias", bias, x, {channels});
+  check_eps(eps);
+  check_offset(weight_offset, weight);
+  return run(
+      x, weight, bias,
+      {EK_GROUP_NORM, num_groups, eps, activation_of(activation), EK_CASTING_NONE, weight_offset},
+      out_dtype);
+}
+
+// ---- autocast ----
+
+// Under autocast x and the parameters are read as they come, and y is written in autocast's type:
+// no casts before the kernel. float64 stays what it is, as in all of torch.
+template <at::DeviceType kDevice, c10::DispatchKey kKey, auto kPublic>
+struct Autocast;
+
+template <at::DeviceType kDevice, c10::DispatchKey kKey, class... Arguments,
+          Tensor (*kPublic)(const Tensor&, Arguments...)>
+struct Autocast<kDevice, kKey, kPublic> {
+  static Tensor run(const Tensor& x, Arguments... arguments) {
+    const c10::impl::ExcludeDispatchKeyGuard off(kKey);
+    std::optional<at::ScalarType>& out_dtype =
+        std::get<sizeof...(Arguments) - 1>(std::tie(arguments...));
+    if (!out_dtype && x.is_floating_point() && x.scalar_type() != at::kDouble)
+      out_dtype = at::autocast::get_autocast_dtype(kDevice);
+    return kPublic(x, arguments...);
+  }
+};
+
+template <class Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+}  // namespace
+
+Result call_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                    const Norm& norm, at::ScalarType out_dtype, bool statistics) {
+  static const auto op = find<Forward>("evenkeel::forward");
+  auto [y, mean, rstd] = op.call(x, weight, bias, norm.op, norm.span, norm.eps, norm.activation,
+                                 norm.casting, norm.weight_offset, out_dtype, statistics);
+  return {std::move(y), std::move(mean), std::move(rstd)};
+}
+
+Gradients call_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                        const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
+                        const Norm& norm, Wanted wanted) {
+  static const auto op = find<Backward>("evenkeel::backward");
+  auto [dx, dweight, dbias] = op.call(dy, x, weight, bias, mean, rstd, norm.op, norm.span, norm.eps,
+                                      norm.activation, norm.casting, norm.weight_offset, wanted);
+  return {std::move(dx), std::move(dweight), std::move(dbias)};
+}
+
+Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                  const MaybeTensor& bias, double eps, std::optional<c10::string_view> activation,
+                  double weight_offset, std::optional<at::ScalarType> out_dtype) {
+  static const auto op = find<decltype(layer_norm_of_rows)>("evenkeel::layer_norm");
+  return op.call(x, normalized_shape, weight, bias, eps, activation, weight_offset, out_dtype);
+}
+
+Tensor rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                std::optional<double> eps, std::optional<c10::string_view> activation,
+                double weight_offset, std::optional<c10::string_view> casting,
+                std::optional<at::ScalarType> out_dtype) {
+  static const auto op = find<decltype(rms_norm_of_rows)>("evenkeel::rms_norm");
+  return op.call(x, normalized_shape, weight, eps, activation, weight_offset, casting, out_dtype);
+}
+
+Tensor group_norm(const Tensor& x, int64_t num_groups, const MaybeTensor& weight,
+                  const MaybeTensor& bias, double eps, std::optional<c10::string_view> activation,
+                  double weight_offset, std::optional<at::ScalarType> out_dtype) {
+  static const auto op = find<decltype(group_norm_of_images)>("evenkeel::group_norm");
+  return op.call(x, num_groups, weight, bias, eps, activation, weight_offset, out_dtype);
+}
+
+TORCH_LIBRARY(evenkeel, m) {
+  m.def(kForward, {at::Tag::pt2_compliant_tag});
+  m.def(kBackward, {at::Tag::pt2_compliant_tag});
+  m.def(
+      "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
+      "float eps=1e-05, *, str? activation=None, float weight_offset=0., "
+      "ScalarType? out_dtype=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, *, "
+      "str? activation=None, float weight_offset=0., str? casting=None, "
+      "ScalarType? out_dtype=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "group_norm(Tensor x, int num_groups, Tensor? weight=None, Tensor? bias=None, "
+      "float eps=1e-05, *, str? activation=None, float weight_offset=0., "
+      "ScalarType? out_dtype=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+}
+
+#define EVENKEEL_KERNELS(key, run_forward, run_backward) \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                 \
+    m.impl("forward", &forward<run_forward>);            \
+    m.impl("backward", &backward<run_backward>);         \
+  }
+EVENKEEL_KERNELS(CPU, run_forward, run_backward)
+EVENKEEL_KERNELS(CUDA, run_forward, run_backward)
+EVENKEEL_KERNELS(Meta, meta_forward, meta_backward)
+EVENKEEL_KERNELS(Autograd, differentiable_forward, differentiable_backward)
+
+TORCH_LIBRARY_IMPL(evenkeel, CompositeImplicitAutograd, m) {
+  m.impl("layer_norm", &layer_norm_of_rows);
+  m.impl("rms_norm", &rms_norm_of_rows);
+  m.impl("group_norm", &group_norm_of_images);
+}
+
+#define EVENKEEL_AUTOCAST(device, key)                                                \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                                              \
+    m.impl("layer_norm", &Autocast<device, c10::DispatchKey::key, &layer_norm>::run); \
+    m.impl("rms_norm", &Autocast<device, c10::DispatchKey::key, &rms_norm>::run);     \
+    m.impl("group_norm", &Autocast<device, c10::DispatchKey::key, &group_norm>::run); \
+  }
+EVENKEEL_AUTOCAST(at::kCPU, AutocastCPU)
+EVENKEEL_AUTOCAST(at::kCUDA, AutocastCUDA)
+
+}  // namespace evenkeel::torch_binding

@@ -1,0 +1,79 @@
+"""The shared libraries: where they are, and what the core says about itself.
+
+They lie beside this file in an installed package. While developing, EVENKEEL_LIBRARY_PATH names a
+build folder that has them.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+import pathlib
+
+HERE = pathlib.Path(__file__).parent
+
+
+def folders():
+    """Where libraries are looked for, in this order."""
+    path = os.environ.get("EVENKEEL_LIBRARY_PATH")
+    return [HERE] if not path else [pathlib.Path(part) for part in path.split(os.pathsep)]
+
+
+def find(pattern):
+    """The first file of that name, or None."""
+    for folder in folders():
+        for path in sorted(folder.glob(pattern)):
+            return path
+    return None
+
+
+@functools.cache
+def core():
+    """The C library, by ctypes."""
+    path = find("libevenkeel.so")
+    if path is None:
+        places = ", ".join(str(folder) for folder in folders())
+        raise ImportError(f"evenkeel's library libevenkeel.so is not in {places}")
+    library = ctypes.CDLL(str(path))
+    for name, arguments in {
+        "ek_version": [],
+        "ek_backend_name": [ctypes.c_int32],
+        "ek_cpu_target_name": [ctypes.c_int32],
+    }.items():
+        function = getattr(library, name)
+        function.restype = ctypes.c_char_p
+        function.argtypes = arguments
+    return library
+
+
+def version():
+    return core().ek_version().decode()
+
+
+def _names(function):
+    names = []
+    while (name := function(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def backends():
+    """Best first."""
+    return _names(core().ek_backend_name)
+
+
+def cpu_targets():
+    """The instruction sets of this machine that there are kernels for, best first."""
+    return _names(core().ek_cpu_target_name)
+
+
+def load_extension(name):
+    """Imports the compiled module evenkeel.<name>; None where it was not built."""
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = find(name + suffix)
+        if path is not None:
+            spec = importlib.util.spec_from_file_location(f"evenkeel.{name}", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    return None
