@@ -58,6 +58,9 @@ def read_results(path: Path, preset: str, outcome: Outcome) -> None:
         # A case that GoogleTest skipped inside a program that passed; named again at its end.
         cases = set(re.findall(r"^\[  SKIPPED \] (\w[\w./]*\.\w[\w./]*)", output, re.M))
         outcome.skipped.extend(f"{name}: {case}" for case in sorted(cases))
+        # The same of pytest, with its reason.
+        cases = re.findall(r"^SKIPPED (\[\d+\] \S+: .+)$", output, re.M)
+        outcome.skipped.extend(f"{name}: {case}" for case in cases)
 
 
 def check_preset(preset: str, jobs: int, outcome: Outcome) -> None:

@@ -28,7 +28,9 @@ struct Formula {
       wide = wide || (given(parameter) && parameter->scalar_type() == at::kDouble);
     compute = wide ? at::kDouble : at::kFloat;
     if (norm.is_group_norm()) {
-      grouped = {shape[0], norm.span, -1};
+      c10::SymInt group = shape[1] / norm.span;
+      for (size_t i = 2; i < shape.size(); ++i) group *= shape[i];
+      grouped = {shape[0], norm.span, group};
       dims = {2};
       for (int64_t i = 0; i < x.dim(); ++i)
         if (i != 1) sums.push_back(i);
@@ -65,6 +67,12 @@ struct Formula {
     return z;
   }
 
+  // In memory as the kernels leave their results.
+  Tensor laid_out(const Tensor& result, const Tensor& x) const {
+    if (!norm.is_group_norm() || !channels_last(x)) return result.contiguous();
+    return result.movedim(1, -1).contiguous().movedim(-1, 1);
+  }
+
   // The sum of a gradient over everything but its parameter's dimensions.
   Tensor fold(const Tensor& gradient, const Tensor& parameter) const {
     const Tensor sum = sums.empty() ? gradient : gradient.sum(sums);
@@ -78,7 +86,7 @@ Tensor formula_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTe
                        const Norm& norm, at::ScalarType out_dtype) {
   const Formula f(x, weight, bias, norm);
   const Tensor z = f.before_activation(x);
-  return (norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z).to(out_dtype);
+  return f.laid_out((norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z).to(out_dtype), x);
 }
 
 Gradients formula_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
@@ -98,7 +106,7 @@ Gradients formula_backward(const Tensor& dy, const Tensor& x, const MaybeTensor&
     const Tensor n = f.normalized.reshape_symint(f.grouped);
     Tensor dx = g - n * (g * n).mean(f.dims, /*keepdim=*/true);
     if (norm.centers()) dx = dx - g.mean(f.dims, /*keepdim=*/true);
-    result.dx = (dx * f.rstd).reshape_symint(f.shape).to(x.scalar_type());
+    result.dx = f.laid_out((dx * f.rstd).reshape_symint(f.shape).to(x.scalar_type()), x);
   } else {
     result.dx = nothing(x);
   }

@@ -46,65 +46,55 @@ struct Operand {
   }
 };
 
-// The dimensions before the normalized ones, folded into at most two.
+// The dimensions before the normalized ones, folded into two: `inner` rows that lie `row_stride`
+// apart, and blocks of them.
 struct Fold {
-  bool possible = true;
-  int64_t inner_rows = 1, row_stride = 0, outer_stride = 0;
+  bool possible = false;
+  int64_t inner = 1, row_stride = 0, outer_stride = 0;
+
+  bool is_even() const { return outer_stride == row_stride * inner; }
 };
 
 Fold fold_rows(const Tensor& x, int64_t span, int64_t cols) {
   const auto sizes = x.sizes(), strides = x.strides();
   int64_t dense = 1;
   for (int64_t i = x.dim() - 1; i >= x.dim() - span; --i) {
-    if (sizes[i] != 1 && strides[i] != dense) return {false};
+    if (sizes[i] != 1 && strides[i] != dense) return {};
     dense *= sizes[i];
   }
+  // From the last dimension on: each goes on with the current fold, or begins the second.
   Fold fold;
+  int64_t outer = 0, next = cols;  // blocks, none yet; the stride that would go on
   fold.row_stride = cols;
-  int64_t next = 0,
-          folded = 0;  // the stride that goes on with the current dimension; how many there are
   for (int64_t i = x.dim() - span - 1; i >= 0; --i) {
     if (sizes[i] == 1) continue;
-    if (folded == 0) {
+    if (fold.inner == 1) {
       fold.row_stride = strides[i];
-      fold.inner_rows = sizes[i];
-      folded = 1;
-      next = strides[i] * sizes[i];
-    } else if (strides[i] == next) {
-      if (folded == 1) fold.inner_rows *= sizes[i];
-      next *= sizes[i];
-    } else if (folded == 1) {
+      fold.inner = sizes[i];
+    } else if (strides[i] != next) {
+      if (outer != 0) return {};
       fold.outer_stride = strides[i];
-      folded = 2;
-      next = strides[i] * sizes[i];
+      outer = sizes[i];
     } else {
-      return {false};
+      (outer == 0 ? fold.inner : outer) *= sizes[i];
     }
+    next = strides[i] * sizes[i];
   }
-  const int64_t rows_end = fold.row_stride * fold.inner_rows;
-  if (fold.row_stride < cols || (folded == 2 && fold.outer_stride < rows_end)) return {false};
-  if (folded < 2) fold.outer_stride = rows_end;
+  if (outer == 0) fold.outer_stride = fold.row_stride * fold.inner;
+  // Rows must not overlap: blocks one after the other, or interleaved.
+  fold.possible =
+      (fold.row_stride >= cols && fold.outer_stride >= fold.row_stride * fold.inner) ||
+      (outer != 0 && fold.outer_stride >= cols && fold.row_stride >= fold.outer_stride * outer);
   return fold;
 }
 
-// All tensors of a call have rows in blocks of the same number; a block of its own for all rows fits
-// every tensor that has one stride only.
-bool rows_as_they_lie(const Tensor& x, int64_t span, int64_t cols, int64_t inner_rows,
-                      Operand& result) {
+// All tensors of a call have rows in blocks of the same number, which is no matter to those that
+// have one stride only.
+bool rows_as_they_lie(const Tensor& x, int64_t span, int64_t cols, int64_t inner, Operand& result) {
   const Fold fold = fold_rows(x, span, cols);
-  if (!fold.possible) return false;
-  if (fold.inner_rows == inner_rows) {
-    result.set(x, fold.row_stride, fold.outer_stride);
-  } else if (fold.outer_stride == fold.row_stride * fold.inner_rows) {
-    result.set(x, fold.row_stride, fold.row_stride * inner_rows);
-  } else {
-    return false;
-  }
+  if (!fold.possible || (fold.inner != inner && !fold.is_even())) return false;
+  result.set(x, fold.row_stride, fold.inner == inner ? fold.outer_stride : fold.row_stride * inner);
   return true;
-}
-
-bool channels_last(const Tensor& x) {
-  return x.dim() > 2 && x.sym_size(1) > 1 && x.sym_stride(1) == 1 && !x.is_contiguous();
 }
 
 // (N, C, spatial...) where the spatial dimensions have one stride between pixels.
@@ -159,7 +149,8 @@ struct Shape {
   ek_problem problem = EK_PROBLEM_INIT;
   bool last = false;  // group norm: channels-last
 
-  Shape(const Tensor& x, const Norm& norm) {
+  // dy: where x's rows have one stride, its blocks are the call's.
+  Shape(const Tensor& x, const Norm& norm, const Tensor* dy = nullptr) {
     problem.op = static_cast<int32_t>(norm.op);
     problem.activation = static_cast<int32_t>(norm.activation);
     problem.casting = static_cast<int32_t>(norm.casting);
@@ -176,18 +167,18 @@ struct Shape {
       problem.cols = 1;
       for (int64_t i = x.dim() - norm.span; i < x.dim(); ++i) problem.cols *= x.size(i);
       problem.rows = x.numel() / problem.cols;
-      const Fold fold = fold_rows(x, norm.span, problem.cols);
-      if (fold.possible) problem.inner_rows = fold.inner_rows;
+      Fold fold = fold_rows(x, norm.span, problem.cols);
+      if (dy != nullptr && (!fold.possible || fold.is_even()))
+        fold = fold_rows(*dy, norm.span, problem.cols);
+      problem.inner_rows = fold.possible ? fold.inner : problem.rows;
     }
   }
 
   Operand operand(const Tensor& tensor, const Norm& norm) const {
     Operand result;
-    const bool fits =
-        norm.is_group_norm()
-            ? pixels_as_they_lie(tensor, last, result)
-            : rows_as_they_lie(tensor, norm.span, problem.cols,
-                               problem.inner_rows ? problem.inner_rows : problem.rows, result);
+    const bool fits = norm.is_group_norm() ? pixels_as_they_lie(tensor, last, result)
+                                           : rows_as_they_lie(tensor, norm.span, problem.cols,
+                                                              problem.inner_rows, result);
     if (fits) return result;
     const Memory memory{tensor, true};
     const Tensor copy = norm.is_group_norm()
@@ -257,6 +248,10 @@ at::ScalarType statistics_dtype(const Tensor& x) {
 }
 
 }  // namespace
+
+bool channels_last(const Tensor& x) {
+  return x.dim() > 2 && x.sym_size(1) > 1 && x.sym_stride(1) == 1 && !x.is_contiguous();
+}
 
 bool Norm::is_group_norm() const { return op == EK_GROUP_NORM; }
 bool Norm::centers() const { return op != EK_RMS_NORM; }
@@ -337,7 +332,7 @@ Gradients run_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& wei
     result.dbias.zero_();
     return result;
   }
-  const Shape shape(x, norm);
+  const Shape shape(x, norm, &dy);
   const Operand from = shape.operand(x, norm), gradient = shape.operand(dy, norm);
   const Parameter w(weight), b(bias);
   ek_backward_args args = EK_BACKWARD_ARGS_INIT;

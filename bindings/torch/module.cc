@@ -6,6 +6,7 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "evenkeel/evenkeel.h"
 #include "norm.h"
@@ -135,6 +136,16 @@ PyObject* py_group_norm(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   });
 }
 
+PyObject* subclass_hook = nullptr;
+
+// set_subclass_hook(callable): what before_subclass() calls, or None.
+PyObject* set_subclass_hook(PyObject*, PyObject* hook) {
+  PyObject* const before = subclass_hook;
+  subclass_hook = hook == Py_None ? nullptr : Py_NewRef(hook);
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
 template <PyObject* (*kFunction)(PyObject*, PyObject* const*, Py_ssize_t)>
 PyMethodDef method(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(kFunction)),
@@ -144,12 +155,21 @@ PyMethodDef method(const char* name) {
 PyMethodDef methods[] = {method<py_layer_norm>("layer_norm"),
                          method<py_rms_norm>("rms_norm"),
                          method<py_group_norm>("group_norm"),
+                         {"set_subclass_hook", set_subclass_hook, METH_O, nullptr},
                          {}};
 
 PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_torch", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
+
+void before_subclass() {
+  const pybind11::gil_scoped_acquire gil;
+  if (subclass_hook == nullptr) return;
+  const auto hook = pybind11::reinterpret_borrow<pybind11::object>(subclass_hook);
+  hook();
+}
+
 }  // namespace evenkeel::torch_binding
 
 PyMODINIT_FUNC PyInit__torch() { return PyModule_Create(&evenkeel::torch_binding::module); }

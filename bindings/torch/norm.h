@@ -57,6 +57,8 @@ Result empty_forward(const Tensor& x, const Norm&, at::ScalarType out_dtype, boo
 Gradients empty_backward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
                          const Norm&, Wanted, bool real);
 
+bool channels_last(const Tensor& x);  // (N, C, ...) with adjacent channels
+
 // formulas.cc: differentiable to any order, in both modes.
 Tensor formula_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
                        const Norm&, at::ScalarType out_dtype);
@@ -88,6 +90,9 @@ Tensor rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const May
 Tensor group_norm(const Tensor& x, int64_t num_groups, const MaybeTensor& weight,
                   const MaybeTensor& bias, double eps, std::optional<c10::string_view> activation,
                   double weight_offset, std::optional<at::ScalarType> out_dtype);
+
+// module.cc: called before an operator meets a subclass of Tensor that is written in Python.
+void before_subclass();
 
 inline bool given(const MaybeTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 

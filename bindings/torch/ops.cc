@@ -135,8 +135,13 @@ void check_rows(const Tensor& x, c10::SymIntArrayRef shape) {
            sizes));
 }
 
+bool is_subclass(const MaybeTensor& tensor) {
+  return given(tensor) && tensor->unsafeGetTensorImpl()->is_python_dispatch();
+}
+
 Tensor run(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
            const std::optional<at::ScalarType>& out_dtype) {
+  if (is_subclass(x) || is_subclass(weight) || is_subclass(bias)) before_subclass();
   return call_forward(x, weight, bias, norm, output_of(x, out_dtype), /*statistics=*/false).y;
 }
 
@@ -157,17 +162,10 @@ Tensor layer_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
              out_dtype);
 }
 
-double default_eps(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return std::numeric_limits<double>::epsilon();
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::epsilon();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::epsilon();
-    default:
-      return std::numeric_limits<float>::epsilon();
-  }
+// torch's: of the type that it computes in.
+double default_eps(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                        : std::numeric_limits<float>::epsilon();
 }
 
 Tensor rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
@@ -175,9 +173,12 @@ Tensor rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
                         std::optional<c10::string_view> activation, double weight_offset,
                         std::optional<c10::string_view> casting,
                         std::optional<at::ScalarType> out_dtype) {
+  TORCH_CHECK_VALUE(x.dim() >= static_cast<int64_t>(normalized_shape.size()),
+                    text("x must have at least the dimensions of normalized_shape ",
+                         normalized_shape, ", but has the shape ", x.sym_sizes()));
   check_rows(x, normalized_shape);
   check_parameter("weight", weight, x, normalized_shape);
-  const double least = eps.value_or(default_eps(x.scalar_type()));
+  const double least = eps.value_or(default_eps(x));
   check_eps(least);
   check_offset(weight_offset, weight);
   return run(x, weight, std::nullopt,
@@ -196,7 +197,7 @@ Tensor group_norm_of_images(const Tensor& x, int64_t num_groups, const MaybeTens
                                  x.sym_sizes()));
   const c10::SymInt channels = x.sym_size(1);
   TORCH_CHECK(num_groups > 0, text("num_groups must be positive, but is ", num_groups));
-  TORCH_CHECK(channels > 0 && channels % num_groups == 0,
+  TORCH_CHECK(channels % num_groups == 0,
               text("num_groups must divide the number of channels, but is ", num_groups,
                    ", and x has ", channels, " channels"));
   check_parameter("weight", weight, x, {channels});

@@ -30,7 +30,7 @@ constexpr int64_t kStripRows = 1024;
 
 // Chunks of rows at most, but that many partial sums of either kind are always fine.
 constexpr int64_t kChunks = 64;
-constexpr int64_t kPartials = 65536;
+constexpr int64_t kPartials = 131072;
 
 // Arrays that go with a row are padded to this many elements: twice the longest vector.
 constexpr int64_t kPadding = 64;

@@ -149,8 +149,8 @@ class Workspace : public testing::TestWithParam<Case> {};
 TEST_P(Workspace, DoesNotGrowWithTheNumberOfRows) {
   for (const bool backward : {false, true}) {
     for (const int threads : {1, 2, 16}) {
-      const size_t some = queried(GetParam(), 10000, backward, threads);
-      for (const int64_t rows : {100000, 1000000, 100000000})
+      const size_t some = queried(GetParam(), 100000, backward, threads);
+      for (const int64_t rows : {1000000, 100000000})
         EXPECT_LE(queried(GetParam(), rows, backward, threads), some + some / 16) << rows;
     }
   }

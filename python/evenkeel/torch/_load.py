@@ -4,7 +4,6 @@ They are built against one version of torch and use its C++ interface, which cha
 version to the next: with another one, loading would end in an unresolved symbol, or worse.
 """
 
-
 from evenkeel import _native
 
 HINT = "pip install --no-build-isolation --force-reinstall --no-deps evenkeel (or . in its source)"

@@ -17,6 +17,8 @@ dtype of x. Under autocast it has autocast's dtype, where torch.nn.functional wo
 this is the one difference in meaning, and out_dtype=torch.float32 removes it.
 """
 
+import sys
+
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -26,6 +28,18 @@ _layer_norm = extension.layer_norm
 _rms_norm = extension.rms_norm
 _group_norm = extension.group_norm
 _is_compiling = torch.compiler.is_compiling
+
+
+def _before_subclass():
+    """Tells DTensor how norms may be split, as soon as there can be one: its import is slow."""
+    if "torch.distributed.tensor" in sys.modules:
+        extension.set_subclass_hook(None)
+        from evenkeel.torch import sharding
+
+        sharding.register()
+
+
+extension.set_subclass_hook(_before_subclass)
 
 
 def layer_norm(
@@ -59,7 +73,16 @@ def layer_norm(
         )
         if y is not NotImplemented:
             return y
-        _require_tensors(x=x, weight=weight, bias=bias)
+        _check_types(
+            x=x,
+            normalized_shape=normalized_shape,
+            weight=weight,
+            bias=bias,
+            eps=eps,
+            activation=activation,
+            weight_offset=weight_offset,
+            out_dtype=out_dtype,
+        )
     return torch.ops.evenkeel.layer_norm(
         x,
         _sizes(normalized_shape),
@@ -83,7 +106,10 @@ def rms_norm(
     casting=None,
     out_dtype=None,
 ):
-    """RMS norm over the trailing dimensions `normalized_shape` of x; eps None: x's machine epsilon."""
+    """RMS norm over the trailing dimensions `normalized_shape` of x.
+
+    eps None: the machine epsilon of float32, or of float64 if x is.
+    """
     if has_torch_function_variadic(x, weight):
         return handle_torch_function(
             rms_norm,
@@ -103,7 +129,16 @@ def rms_norm(
         )
         if y is not NotImplemented:
             return y
-        _require_tensors(x=x, weight=weight)
+        _check_types(
+            x=x,
+            normalized_shape=normalized_shape,
+            weight=weight,
+            casting=casting,
+            **({} if eps is None else {"eps": eps}),
+            activation=activation,
+            weight_offset=weight_offset,
+            out_dtype=out_dtype,
+        )
     return torch.ops.evenkeel.rms_norm(
         x,
         _sizes(normalized_shape),
@@ -145,7 +180,16 @@ def group_norm(
         y = _group_norm(x, num_groups, weight, bias, eps, activation, weight_offset, out_dtype)
         if y is not NotImplemented:
             return y
-        _require_tensors(x=x, weight=weight, bias=bias)
+        _check_types(
+            x=x,
+            num_groups=num_groups,
+            weight=weight,
+            bias=bias,
+            eps=eps,
+            activation=activation,
+            weight_offset=weight_offset,
+            out_dtype=out_dtype,
+        )
     return torch.ops.evenkeel.group_norm(
         x,
         num_groups,
@@ -159,14 +203,31 @@ def group_norm(
 
 
 def _sizes(normalized_shape):
-    return [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    return [normalized_shape] if isinstance(normalized_shape, _INTEGER) else normalized_shape
 
 
-def _require_tensors(x, **parameters):
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"evenkeel: x must be a tensor, but is {type(x).__name__}")
-    for name, value in parameters.items():
-        if value is not None and not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"evenkeel: {name} must be a tensor or None, but is {type(value).__name__}"
-            )
+_INTEGER, _NUMBER = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
+
+# Argument: what it may be, in types and in words.
+_ALLOWED = {
+    "x": ((torch.Tensor,), "a tensor"),
+    "normalized_shape": ((*_INTEGER, tuple, list), "an integer or a sequence of integers"),
+    "num_groups": (_INTEGER, "an integer"),
+    "eps": (_NUMBER, "a number"),
+    "weight_offset": (_NUMBER, "a number"),
+    "out_dtype": ((torch.dtype, type(None)), "a torch.dtype or None"),
+    **dict.fromkeys(("weight", "bias"), ((torch.Tensor, type(None)), "a tensor or None")),
+    **dict.fromkeys(("activation", "casting"), ((str, type(None)), "a string or None")),
+}
+
+
+def _check_types(**arguments):
+    """Raises a TypeError that names the first argument of a wrong type."""
+    for name, value in arguments.items():
+        types, words = _ALLOWED[name]
+        fine = isinstance(value, types) and not isinstance(value, bool)
+        if fine and name == "normalized_shape" and not isinstance(value, _INTEGER):
+            fine = all(isinstance(size, _INTEGER) and not isinstance(size, bool) for size in value)
+        if not fine:
+            given = f"{value!r} of type {type(value).__name__}"
+            raise TypeError(f"evenkeel: {name} must be {words}, but is {given}")

@@ -13,21 +13,14 @@ from evenkeel.torch import functional
 class _Fused:
     """What the three share: the added options, and how they are shown."""
 
-    # What each option is when nobody asks for it.
-    DEFAULTS = {"activation": None, "weight_offset": 0.0, "casting": None}
-
     def _set_options(self, **options):
+        self._options = tuple(options)
         for name, value in options.items():
             setattr(self, name, value)
 
     def extra_repr(self):
-        parts = [super().extra_repr()]
-        parts += [
-            f"{name}={getattr(self, name)!r}"
-            for name, default in self.DEFAULTS.items()
-            if getattr(self, name, default) != default
-        ]
-        return ", ".join([*parts, "evenkeel"])
+        shown = [f"{name}={getattr(self, name)!r}" for name in self._options if getattr(self, name)]
+        return ", ".join([super().extra_repr(), *shown, "evenkeel"])
 
 
 class LayerNorm(_Fused, torch.nn.LayerNorm):

@@ -1,0 +1,57 @@
+"""How DTensor may split a norm among devices.
+
+A norm needs whole rows (group norm: whole samples) and whole parameters, but nothing of other rows.
+So x may be split along every dimension that is not normalized. Statistics and result are then split
+alike, and each device holds its terms of the sums that are the parameters' gradients. Whatever is
+placed in another way is redistributed by DTensor.
+"""
+
+import torch
+
+# As the internal operators take them: ek_op.
+RMS_NORM, GROUP_NORM = 1, 2
+
+# What becomes of a tensor where x is split: it is split alike, stays whole, or is in terms of a sum.
+SPLIT, WHOLE, TERMS = "split", "whole", "terms"
+
+
+def register():
+    """Tells DTensor, and for that imports torch.distributed.tensor, which takes most of a second."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def place(kinds, dim):
+        if dim is None:
+            return [kind and Replicate() for kind in kinds]
+        places = {SPLIT: Shard(dim), WHOLE: Replicate(), TERMS: Partial()}
+        return [kind and places[kind] for kind in kinds]
+
+    def choices(x, op, span, results, tensors, others):
+        """Pairs of placements of results and arguments: nothing split, or x along one dimension."""
+        arguments = [*tensors, *[None] * others]
+        dims = [0] if op == GROUP_NORM else range(x.ndim - span)
+        return [(place(results, dim), place(arguments, dim)) for dim in [None, *dims]]
+
+    def parameters(*given):
+        return [None if parameter is None else WHOLE for parameter in given]
+
+    def statistics(op, present=True):
+        """Of mean and rstd; those that the operator does not compute are empty, and so whole."""
+        rstd = SPLIT if present else WHOLE
+        return [WHOLE if op == RMS_NORM else rstd, rstd]
+
+    @register_sharding(torch.ops.evenkeel.forward.default)
+    def forward(x, weight, bias, op, span, *options):
+        results = [SPLIT, *statistics(op, present=options[-1])]
+        tensors = [SPLIT, *parameters(weight, bias)]
+        return choices(x, op, span, results, tensors, 2 + len(options))
+
+    @register_sharding(torch.ops.evenkeel.backward.default)
+    def backward(dy, x, weight, bias, mean, rstd, op, span, *options):
+        wanted = options[-1]
+        results = [
+            kind if want else WHOLE
+            for kind, want in zip([SPLIT, TERMS, TERMS], wanted, strict=True)
+        ]
+        tensors = [SPLIT, SPLIT, *parameters(weight, bias), *statistics(op)]
+        return choices(x, op, span, results, tensors, 2 + len(options))

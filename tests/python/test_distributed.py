@@ -1,0 +1,273 @@
+"""Norms in two processes: DTensor, data parallel, fully sharded, tensor and sequence parallel.
+
+Two processes run all checks one after the other, and each check is one test. Their results are
+compared with one process's on all the data: float32, to 1e-5.
+"""
+
+import datetime
+import time
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+import evenkeel.torch as ek
+from evenkeel.torch import sharding
+
+PROCESSES = 2
+SECONDS = 120  # for all checks together
+SECONDS_APART = 20  # that one process waits for the other
+WIDTH = 16
+
+NORMS = {
+    "layer_norm": (lambda x, w, b: ek.layer_norm(x, (WIDTH,), w, b), (4, 6, WIDTH)),
+    "layer_norm-silu": (
+        lambda x, w, b: ek.layer_norm(x, (WIDTH,), w, b, activation="silu"),
+        (4, 6, WIDTH),
+    ),
+    "layer_norm-weight": (
+        lambda x, w, b: ek.layer_norm(x, (WIDTH,), w, weight_offset=1.0),
+        (4, 6, WIDTH),
+    ),
+    "layer_norm-plain": (lambda x, w, b: ek.layer_norm(x, (6, WIDTH)), (4, 6, 6, WIDTH)),
+    "rms_norm": (lambda x, w, b: ek.rms_norm(x, (WIDTH,), w), (4, 6, WIDTH)),
+    "group_norm": (lambda x, w, b: ek.group_norm(x, 2, w, b), (4, WIDTH, 6)),
+}
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def inputs(shape):
+    """x, weight, bias and the gradient of the result, the same in all processes."""
+    torch.manual_seed(0)
+    return [torch.randn(size) for size in (shape, WIDTH, WIDTH, shape)]
+
+
+# ---- checks: each is run by all processes ----
+
+
+def check_dtensor(mesh, norm, place, parameters, communicates):
+    function, shape = NORMS[norm]
+    *values, dy = inputs(shape)
+    alone = [value.clone().requires_grad_() for value in values]
+    y = function(*alone)
+    y.backward(dy)
+
+    places = [place, parameters, parameters]
+    ours = [
+        distribute_tensor(value, mesh, [p]).requires_grad_()
+        for value, p in zip(values, places, strict=True)
+    ]
+    gradient = distribute_tensor(dy, mesh, [place])
+    with CommDebugMode() as communication:
+        result = function(*ours)
+    assert (communication.get_total_counts() > 0) == communicates
+    with CommDebugMode() as communication:
+        result.backward(gradient)
+    if not communicates:
+        assert communication.get_total_counts() == 0
+        assert result.placements == ours[0].grad.placements == (place,)
+        for parameter in ours[1:]:
+            assert parameter.grad is None or parameter.grad.placements == (Partial(),)
+    close(result.full_tensor(), y)
+    for mine, reference in zip(ours, alone, strict=True):
+        assert (mine.grad is None) == (reference.grad is None)
+        if mine.grad is not None:
+            close(mine.grad.full_tensor(), reference.grad)
+
+
+def check_statistics(mesh):
+    """Of the internal operator: split like x where they are, whole where they are empty."""
+    x = distribute_tensor(inputs((4, 6, WIDTH))[0], mesh, [Shard(1)])
+    for op, statistics, mean, rstd in (
+        (0, True, Shard(1), Shard(1)),
+        (sharding.RMS_NORM, True, Replicate(), Shard(1)),
+        (0, False, Replicate(), Replicate()),
+    ):
+        results = torch.ops.evenkeel.forward(
+            x, None, None, op, 1, 1e-5, 0, 0, 0.0, torch.float32, statistics
+        )
+        assert [r.placements for r in results] == [(Shard(1),), (mean,), (rstd,)]
+
+
+def check_without_gradients(mesh, mode):
+    function, shape = NORMS["layer_norm"]
+    x, weight, bias, _ = inputs(shape)
+    ours = [distribute_tensor(x, mesh, [Shard(1)])]
+    ours += [distribute_tensor(parameter, mesh, [Replicate()]) for parameter in (weight, bias)]
+    with mode(), CommDebugMode() as communication:
+        result = function(*ours)
+    assert communication.get_total_counts() == 0
+    assert result.placements == (Shard(1),)
+    with mode():
+        close(result.full_tensor(), function(x, weight, bias))
+
+
+def check_compile(mesh):
+    function, shape = NORMS["layer_norm"]
+    *values, dy = inputs(shape)
+
+    def run(norm):
+        leaves = [
+            distribute_tensor(value, mesh, [place]).requires_grad_()
+            for value, place in zip(values, [Shard(1), Replicate(), Replicate()], strict=True)
+        ]
+        y = norm(*leaves)
+        y.backward(distribute_tensor(dy, mesh, [Shard(1)]))
+        return y, [leaf.grad for leaf in leaves]
+
+    eager, compiled = run(function), run(torch.compile(function, backend="aot_eager"))
+    close(compiled[0].full_tensor(), eager[0].full_tensor())
+    for mine, reference in zip(compiled[1], eager[1], strict=True):
+        assert mine.placements == reference.placements
+        close(mine.full_tensor(), reference.full_tensor())
+
+
+class Model(nn.Module):
+    """All three norms around two linear layers, for x (tokens, WIDTH)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = ek.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.rms = ek.RMSNorm(WIDTH, eps=1e-5)
+        self.group = ek.GroupNorm(2, WIDTH, activation="silu")
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, x):
+        x = x + self.down(torch.nn.functional.silu(self.up(self.layer(x))))
+        return self.group(self.rms(x))
+
+
+def check_training(mesh, distribute):
+    """One backward of the model on all tokens, against its distributed form on this process's."""
+    alone = Model()
+    x = torch.randn(8, WIDTH)
+    loss = alone(x).square().mean()
+    loss.backward()
+
+    model, part = distribute(Model(), x, mesh)
+    mean = model(part).square().mean()
+    mean.backward()
+    if hasattr(mean, "full_tensor"):
+        mean = mean.full_tensor()
+    else:
+        dist.all_reduce(mean := mean.detach().clone())
+        mean /= PROCESSES
+    close(mean, loss)
+    parameters = dict(alone.named_parameters())
+    assert len(parameters) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        if hasattr(gradient, "full_tensor"):
+            gradient = gradient.full_tensor()
+        close(gradient, parameters[name.removeprefix("module.")].grad)
+
+
+def data_parallel(model, x, mesh):
+    return nn.parallel.DistributedDataParallel(model), x.chunk(PROCESSES)[mesh.get_rank()]
+
+
+def fully_sharded(model, x, mesh):
+    fully_shard(model.rms, mesh=mesh)
+    return fully_shard(model, mesh=mesh), x.chunk(PROCESSES)[mesh.get_rank()]
+
+
+def tensor_and_sequence_parallel(model, x, mesh):
+    sequence = SequenceParallel(sequence_dim=0)
+    plan = {
+        "layer": sequence,
+        "up": ColwiseParallel(input_layouts=Shard(0)),
+        "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+        "rms": sequence,
+        "group": sequence,
+    }
+    return parallelize_module(model, mesh, plan), distribute_tensor(x, mesh, [Shard(0)])
+
+
+CHECKS = {
+    **{
+        f"dtensor-{norm}-dim{dim}": (check_dtensor, norm, Shard(dim), Replicate(), False)
+        for norm in NORMS
+        for dim in ([0] if norm == "group_norm" else [0, 1])
+    },
+    "dtensor-group_norm-pixels": (check_dtensor, "group_norm", Shard(2), Replicate(), True),
+    "dtensor-layer_norm-columns": (check_dtensor, "layer_norm", Shard(2), Replicate(), True),
+    "dtensor-layer_norm-parameters": (check_dtensor, "layer_norm", Shard(0), Shard(0), True),
+    "dtensor-statistics": (check_statistics,),
+    **{
+        f"dtensor-{mode.__name__}": (check_without_gradients, mode)
+        for mode in (torch.no_grad, torch.inference_mode)
+    },
+    "dtensor-compile": (check_compile,),
+    **{
+        distribute.__name__: (check_training, distribute)
+        for distribute in (data_parallel, fully_sharded, tensor_and_sequence_parallel)
+    },
+}
+
+# ---- both processes ----
+
+
+def run_checks(rank, directory):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=datetime.timedelta(seconds=SECONDS_APART),
+    )
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    outcomes = {}
+    for name, (function, *arguments) in CHECKS.items():
+        try:
+            function(mesh, *arguments)
+        except Exception:
+            outcomes[name] = f"process {rank}:\n{traceback.format_exc()}"
+    torch.save(outcomes, directory / f"outcomes{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """What went wrong, by check, of all processes."""
+    directory = tmp_path_factory.mktemp("processes")
+    processes = torch.multiprocessing.spawn(
+        run_checks, args=(directory,), nprocs=PROCESSES, join=False
+    )
+    deadline = time.monotonic() + SECONDS
+    try:
+        while not processes.join(timeout=1):
+            assert time.monotonic() < deadline, f"not finished after {SECONDS} seconds"
+    finally:
+        for process in processes.processes:
+            process.kill()
+    texts = dict.fromkeys(CHECKS, "")
+    for rank in range(PROCESSES):
+        for name, text in torch.load(directory / f"outcomes{rank}").items():
+            texts[name] += text
+    return texts
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_two_processes(name, failures):
+    assert not failures[name], failures[name]
