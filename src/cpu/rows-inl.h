@@ -29,6 +29,7 @@ struct Rows : Job<In> {
   using Array = Typed<Compute>;
 
   static constexpr int64_t kBatchBytes = 24 << 10;
+  static constexpr int64_t kRange = 32768;  // elements that a thread takes at a time, about
 
   explicit Rows(const Call& c, const Plan& p)
       : Job<In>(c, p), even_(call.is_group_norm() || call.outer == 1) {}
@@ -155,9 +156,9 @@ struct Rows : Job<In> {
   void forward() const {
     const int64_t units = plan.blocks * plan.groups;
     if (plan.split) return forward_split(units);
-    for_each_range(call.parallel, plan.shards, units, this->grain(plan.length),
+    const int64_t step = batch(1), steps = std::max<int64_t>(1, kRange / (step * plan.length));
+    for_each_range(call.parallel, plan.shards, units, step * steps,
                    [&](int64_t, int64_t first, int64_t last) {
-                     const int64_t step = batch(1);
                      for (int64_t unit = first; unit < last; unit += step)
                        forward_batch(unit, std::min(step, last - unit));
                    });
