@@ -4,7 +4,6 @@
 # or C++ compiler and nothing else: every dependency of the library is private to it.
 
 if(SKBUILD)  # a Python wheel: the library goes into the package, under one name
-  set_target_properties(evenkeel PROPERTIES VERSION "" SOVERSION "")
   install(TARGETS evenkeel LIBRARY DESTINATION evenkeel)
   return()
 endif()

@@ -1,7 +1,7 @@
 """The shared libraries: where they are, and what the core says about itself.
 
-They lie beside this file in an installed package. While developing, EVENKEEL_LIBRARY_PATH names a
-build folder that has them.
+They lie in the package's folder; an editable installation has two of these, one for the sources and
+one for what was built. EVENKEEL_LIBRARY_PATH names other folders, say a build folder.
 """
 
 import ctypes
@@ -10,13 +10,14 @@ import importlib.util
 import os
 import pathlib
 
-HERE = pathlib.Path(__file__).parent
+import evenkeel
 
 
 def folders():
     """Where libraries are looked for, in this order."""
     path = os.environ.get("EVENKEEL_LIBRARY_PATH")
-    return [HERE] if not path else [pathlib.Path(part) for part in path.split(os.pathsep)]
+    parts = path.split(os.pathsep) if path else evenkeel.__path__
+    return [pathlib.Path(part) for part in parts]
 
 
 def find(pattern):

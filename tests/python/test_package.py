@@ -59,6 +59,9 @@ def test_without_torch_the_core_works(python):
 
 def test_with_torch_the_operators_work(python):
     (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
+    assert [
+        path.name for path in (site / "evenkeel").glob("*.so*") if "_torch" not in path.name
+    ] == ["libevenkeel.so"]
     (site / "torch_is_there.pth").write_text(sysconfig.get_paths()["platlib"] + "\n")
     program = """
 import torch, evenkeel.torch as ek
