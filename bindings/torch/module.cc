@@ -17,48 +17,58 @@ namespace {
 // Thrown by a reader for an argument that it does not understand.
 struct NotPlain {};
 
+using Sizes = c10::SmallVector<c10::SymInt, 4>;
+
+// What an operator's parameter is kept in.
+template <class Parameter>
+struct Held {
+  using Type = std::remove_cvref_t<Parameter>;
+};
+template <>
+struct Held<c10::SymIntArrayRef> {
+  using Type = Sizes;
+};
+
 class Reader {
  public:
   Reader(PyObject* const* arguments, Py_ssize_t count, Py_ssize_t wanted) : next_(arguments) {
     if (count != wanted) throw NotPlain();
   }
 
-  const Tensor& tensor() { return unpack(*next_++); }
-  MaybeTensor maybe_tensor() {
-    PyObject* const object = *next_++;
-    if (object == Py_None) return std::nullopt;
-    return unpack(object);
-  }
-  int64_t integer() { return integer(*next_++); }
-  double number() { return number(*next_++); }
-  std::optional<double> maybe_number() {
-    PyObject* const object = *next_++;
-    if (object == Py_None) return std::nullopt;
-    return number(object);
-  }
-  std::optional<c10::string_view> maybe_word() {
-    PyObject* const object = *next_++;
-    if (object == Py_None) return std::nullopt;
+  // What the operators' parameters are read as, one after the other.
+  void read(Tensor& value) { value = unpack(*next_++); }
+  void read(int64_t& value) { value = integer(*next_++); }
+  void read(double& value) { value = number(*next_++); }
+  void read(c10::string_view& value) {
     Py_ssize_t size = 0;
+    PyObject* const object = *next_++;
     const char* data = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
     if (data == nullptr) throw NotPlain();
-    return c10::string_view(data, static_cast<size_t>(size));
+    value = c10::string_view(data, static_cast<size_t>(size));
   }
-  std::optional<at::ScalarType> maybe_dtype() {
+  void read(at::ScalarType& value) {
     PyObject* const object = *next_++;
-    if (object == Py_None) return std::nullopt;
     if (!THPDtype_Check(object)) throw NotPlain();
-    return reinterpret_cast<THPDtype*>(object)->scalar_type;
+    value = reinterpret_cast<THPDtype*>(object)->scalar_type;
   }
-  c10::SmallVector<c10::SymInt, 4> sizes() {
+  void read(Sizes& value) {
     PyObject* const object = *next_++;
-    if (PyLong_CheckExact(object)) return {c10::SymInt(integer(object))};
+    if (PyLong_CheckExact(object)) {
+      value.emplace_back(integer(object));
+      return;
+    }
     if (!PyTuple_Check(object) && !PyList_CheckExact(object)) throw NotPlain();
     PyObject* const* items = PySequence_Fast_ITEMS(object);
-    c10::SmallVector<c10::SymInt, 4> result;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i)
-      result.emplace_back(integer(items[i]));
-    return result;
+      value.emplace_back(integer(items[i]));
+  }
+  template <class Value>
+  void read(std::optional<Value>& value) {
+    if (*next_ == Py_None) {
+      ++next_;
+    } else {
+      read(value.emplace());
+    }
   }
 
  private:
@@ -81,60 +91,31 @@ class Reader {
   PyObject* const* next_;
 };
 
-template <class Run>
-PyObject* call(PyObject* const* arguments, Py_ssize_t count, Py_ssize_t wanted, const Run& run) {
-  HANDLE_TH_ERRORS
-  try {
-    Reader read(arguments, count, wanted);
-    return THPVariable_Wrap(run(read));
-  } catch (const NotPlain&) {
-    Py_RETURN_NOTIMPLEMENTED;
+// A public operator as a function of Python's.
+template <auto kOperator>
+struct Entry;
+
+template <class... Parameters, Tensor (*kOperator)(Parameters...)>
+struct Entry<kOperator> {
+  static PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    try {
+      Reader reader(arguments, count, sizeof...(Parameters));
+      std::tuple<typename Held<Parameters>::Type...> values;
+      std::apply([&](auto&... value) { (reader.read(value), ...); }, values);
+      return THPVariable_Wrap(run(values));
+    } catch (const NotPlain&) {
+      Py_RETURN_NOTIMPLEMENTED;
+    }
+    END_HANDLE_TH_ERRORS
   }
-  END_HANDLE_TH_ERRORS
-}
 
-PyObject* py_layer_norm(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return call(arguments, count, 8, [](Reader& read) {
-    const Tensor& x = read.tensor();
-    const auto shape = read.sizes();
-    const auto weight = read.maybe_tensor(), bias = read.maybe_tensor();
-    const double eps = read.number();
-    const auto activation = read.maybe_word();
-    const double offset = read.number();
-    const auto dtype = read.maybe_dtype();
+  template <class Values>
+  static Tensor run(const Values& values) {
     const pybind11::gil_scoped_release no_gil;
-    return layer_norm(x, shape, weight, bias, eps, activation, offset, dtype);
-  });
-}
-
-PyObject* py_rms_norm(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return call(arguments, count, 8, [](Reader& read) {
-    const Tensor& x = read.tensor();
-    const auto shape = read.sizes();
-    const auto weight = read.maybe_tensor();
-    const auto eps = read.maybe_number();
-    const auto activation = read.maybe_word();
-    const double offset = read.number();
-    const auto casting = read.maybe_word();
-    const auto dtype = read.maybe_dtype();
-    const pybind11::gil_scoped_release no_gil;
-    return rms_norm(x, shape, weight, eps, activation, offset, casting, dtype);
-  });
-}
-
-PyObject* py_group_norm(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return call(arguments, count, 8, [](Reader& read) {
-    const Tensor& x = read.tensor();
-    const int64_t groups = read.integer();
-    const auto weight = read.maybe_tensor(), bias = read.maybe_tensor();
-    const double eps = read.number();
-    const auto activation = read.maybe_word();
-    const double offset = read.number();
-    const auto dtype = read.maybe_dtype();
-    const pybind11::gil_scoped_release no_gil;
-    return group_norm(x, groups, weight, bias, eps, activation, offset, dtype);
-  });
-}
+    return std::apply(kOperator, values);
+  }
+};
 
 PyObject* subclass_hook = nullptr;
 
@@ -146,15 +127,15 @@ PyObject* set_subclass_hook(PyObject*, PyObject* hook) {
   Py_RETURN_NONE;
 }
 
-template <PyObject* (*kFunction)(PyObject*, PyObject* const*, Py_ssize_t)>
+template <auto kOperator>
 PyMethodDef method(const char* name) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(kFunction)),
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Entry<kOperator>::call)),
           METH_FASTCALL, nullptr};
 }
 
-PyMethodDef methods[] = {method<py_layer_norm>("layer_norm"),
-                         method<py_rms_norm>("rms_norm"),
-                         method<py_group_norm>("group_norm"),
+PyMethodDef methods[] = {method<&layer_norm>("layer_norm"),
+                         method<&rms_norm>("rms_norm"),
+                         method<&group_norm>("group_norm"),
                          {"set_subclass_hook", set_subclass_hook, METH_O, nullptr},
                          {}};
 

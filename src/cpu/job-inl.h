@@ -161,6 +161,7 @@ struct Job {
  private:
   static constexpr int64_t kFoldGrain = 4096;
 
+  // load_scalar() of the two types that statistics have: short rows ask for theirs often.
   double statistic(const char* from, int64_t unit) const {
     double wide;
     float narrow;

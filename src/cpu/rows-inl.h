@@ -24,9 +24,7 @@ struct Rows : Job<In> {
   using Job<In>::call;
   using Job<In>::plan;
   using Job<In>::d;
-  using typename Job<In>::Compute;
   using typename Job<In>::Scalar;
-  using Array = Typed<Compute>;
 
   static constexpr int64_t kBatchBytes = 24 << 10;
   static constexpr int64_t kRange = 32768;  // elements that a thread takes at a time, about

@@ -17,6 +17,7 @@ dtype of x. Under autocast it has autocast's dtype, where torch.nn.functional wo
 this is the one difference in meaning, and out_dtype=torch.float32 removes it.
 """
 
+import inspect
 import sys
 
 import torch
@@ -54,41 +55,17 @@ def layer_norm(
     out_dtype=None,
 ):
     """Layer norm over the trailing dimensions `normalized_shape` of x."""
-    if has_torch_function_variadic(x, weight, bias):
-        return handle_torch_function(
-            layer_norm,
-            (x, weight, bias),
-            x,
-            normalized_shape,
-            weight,
-            bias,
-            eps,
-            activation=activation,
-            weight_offset=weight_offset,
-            out_dtype=out_dtype,
-        )
-    if not _is_compiling():
+    if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
         y = _layer_norm(
             x, normalized_shape, weight, bias, eps, activation, weight_offset, out_dtype
         )
         if y is not NotImplemented:
             return y
-        _check_types(
-            x=x,
-            normalized_shape=normalized_shape,
-            weight=weight,
-            bias=bias,
-            eps=eps,
-            activation=activation,
-            weight_offset=weight_offset,
-            out_dtype=out_dtype,
-        )
-    return torch.ops.evenkeel.layer_norm(
-        x,
-        _sizes(normalized_shape),
-        weight,
-        bias,
-        eps,
+    return _long_way(
+        layer_norm,
+        torch.ops.evenkeel.layer_norm,
+        (x, weight, bias),
+        (x, normalized_shape, weight, bias, eps),
         activation=activation,
         weight_offset=weight_offset,
         out_dtype=out_dtype,
@@ -110,40 +87,17 @@ def rms_norm(
 
     eps None: the machine epsilon of float32, or of float64 if x is.
     """
-    if has_torch_function_variadic(x, weight):
-        return handle_torch_function(
-            rms_norm,
-            (x, weight),
-            x,
-            normalized_shape,
-            weight,
-            eps,
-            activation=activation,
-            weight_offset=weight_offset,
-            casting=casting,
-            out_dtype=out_dtype,
-        )
-    if not _is_compiling():
+    if not has_torch_function_variadic(x, weight) and not _is_compiling():
         y = _rms_norm(
             x, normalized_shape, weight, eps, activation, weight_offset, casting, out_dtype
         )
         if y is not NotImplemented:
             return y
-        _check_types(
-            x=x,
-            normalized_shape=normalized_shape,
-            weight=weight,
-            casting=casting,
-            **({} if eps is None else {"eps": eps}),
-            activation=activation,
-            weight_offset=weight_offset,
-            out_dtype=out_dtype,
-        )
-    return torch.ops.evenkeel.rms_norm(
-        x,
-        _sizes(normalized_shape),
-        weight,
-        eps,
+    return _long_way(
+        rms_norm,
+        torch.ops.evenkeel.rms_norm,
+        (x, weight),
+        (x, normalized_shape, weight, eps),
         activation=activation,
         weight_offset=weight_offset,
         casting=casting,
@@ -163,68 +117,53 @@ def group_norm(
     out_dtype=None,
 ):
     """Group norm of x (samples, channels, ...); a channels-last x gives a channels-last result."""
-    if has_torch_function_variadic(x, weight, bias):
-        return handle_torch_function(
-            group_norm,
-            (x, weight, bias),
-            x,
-            num_groups,
-            weight,
-            bias,
-            eps,
-            activation=activation,
-            weight_offset=weight_offset,
-            out_dtype=out_dtype,
-        )
-    if not _is_compiling():
+    if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
         y = _group_norm(x, num_groups, weight, bias, eps, activation, weight_offset, out_dtype)
         if y is not NotImplemented:
             return y
-        _check_types(
-            x=x,
-            num_groups=num_groups,
-            weight=weight,
-            bias=bias,
-            eps=eps,
-            activation=activation,
-            weight_offset=weight_offset,
-            out_dtype=out_dtype,
-        )
-    return torch.ops.evenkeel.group_norm(
-        x,
-        num_groups,
-        weight,
-        bias,
-        eps,
+    return _long_way(
+        group_norm,
+        torch.ops.evenkeel.group_norm,
+        (x, weight, bias),
+        (x, num_groups, weight, bias, eps),
         activation=activation,
         weight_offset=weight_offset,
         out_dtype=out_dtype,
     )
 
 
-def _sizes(normalized_shape):
-    return [normalized_shape] if isinstance(normalized_shape, _INTEGER) else normalized_shape
+def _long_way(function, operator, tensors, arguments, **options):
+    """Overridden by a subclass or a mode, traced by torch.compile, or with arguments of other types."""
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(function, tensors, *arguments, **options)
+    if not _is_compiling():
+        _check_types(function, arguments, options)
+    x, over, *others = arguments
+    if function is not group_norm and isinstance(over, _INTEGER):
+        over = [over]
+    return operator(x, over, *others, **options)
 
 
 _INTEGER, _NUMBER = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
 
-# Argument: what it may be, in types and in words.
+# Argument: what it may be, in types and in words. None is allowed where it is the default.
 _ALLOWED = {
-    "x": ((torch.Tensor,), "a tensor"),
     "normalized_shape": ((*_INTEGER, tuple, list), "an integer or a sequence of integers"),
     "num_groups": (_INTEGER, "an integer"),
-    "eps": (_NUMBER, "a number"),
-    "weight_offset": (_NUMBER, "a number"),
-    "out_dtype": ((torch.dtype, type(None)), "a torch.dtype or None"),
-    **dict.fromkeys(("weight", "bias"), ((torch.Tensor, type(None)), "a tensor or None")),
-    **dict.fromkeys(("activation", "casting"), ((str, type(None)), "a string or None")),
+    "out_dtype": ((torch.dtype,), "a torch.dtype"),
+    **dict.fromkeys(("x", "weight", "bias"), ((torch.Tensor,), "a tensor")),
+    **dict.fromkeys(("eps", "weight_offset"), (_NUMBER, "a number")),
+    **dict.fromkeys(("activation", "casting"), ((str,), "a string")),
 }
 
 
-def _check_types(**arguments):
+def _check_types(function, arguments, options):
     """Raises a TypeError that names the first argument of a wrong type."""
-    for name, value in arguments.items():
+    parameters = inspect.signature(function).parameters
+    for name, value in (dict(zip(parameters, arguments, strict=False)) | options).items():
         types, words = _ALLOWED[name]
+        if parameters[name].default is None:
+            types, words = (*types, type(None)), f"{words} or None"
         fine = isinstance(value, types) and not isinstance(value, bool)
         if fine and name == "normalized_shape" and not isinstance(value, _INTEGER):
             fine = all(isinstance(size, _INTEGER) and not isinstance(size, bool) for size in value)
