@@ -22,6 +22,10 @@ class Device {
   // The machine, in words.
   virtual std::string name() const = 0;
   virtual int threads() const = 0;
+  // Those threads, in words.
+  virtual std::string size() const {
+    return std::to_string(threads()) + (threads() == 1 ? " thread" : " threads");
+  }
   // The best instruction set or architecture that the library has for it.
   virtual std::string target() const = 0;
 
@@ -37,6 +41,12 @@ class Device {
   virtual void copy(void* out, const void* a, size_t bytes) = 0;
   virtual void add(void* out, const void* a, const void* b, size_t bytes) = 0;
 
+  // How many sets of a measurement's tensors are used in turn, given the bytes of one set, so that
+  // no cache holds them all.
+  virtual int copies(double) const { return 1; }
+  // The work in its cheapest form to repeat.
+  virtual std::function<void()> recorded(const std::function<void()>& work) { return work; }
+
   // Seconds per call of `count` calls in a row.
   virtual double seconds(const std::function<void()>& work, int count) = 0;
   // Lets whatever the last work left running come to rest.
@@ -45,6 +55,8 @@ class Device {
 
 // The processor, by `threads` threads; 0 is one per processor.
 std::unique_ptr<Device> make_host_device(int threads);
+// The first GPU; throws where there is none.
+std::unique_ptr<Device> make_cuda_device();
 
 // Memory of a device, freed at the end of its scope.
 class DeviceMemory {

@@ -60,6 +60,7 @@ std::string DeviceProblem::prepare(bool backward) {
   const ek_status status =
       backward ? ek_backward_workspace(&problem, &backward_args_, &execution_, &bytes)
                : ek_forward_workspace(&problem, &forward_args_, &execution_, &bytes);
+  unsupported_ = status == EK_UNSUPPORTED;
   if (status != EK_OK) return message("workspace query", status);
   workspace_.emplace(device_, bytes);
   const std::vector<unsigned char> poison(bytes, support::Buffer::kPoison);

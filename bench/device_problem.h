@@ -29,6 +29,8 @@ class DeviceProblem {
   // Brings the outputs of the pass to the host problem.
   void download(bool backward);
 
+  // Why prepare() failed: the device has no kernel for it.
+  bool unsupported() const { return unsupported_; }
   // The backend that runs the pass, once prepared.
   const std::string& backend() const { return backend_; }
 
@@ -48,6 +50,7 @@ class DeviceProblem {
   std::map<const void*, Twin> twins_;  // by the host's address
   std::optional<DeviceMemory> workspace_;
   std::string backend_;
+  bool unsupported_ = false;
   ek_forward_args forward_args_;
   ek_backward_args backward_args_;
   ek_execution execution_ = EK_EXECUTION_INIT;

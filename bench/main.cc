@@ -12,14 +12,24 @@
 #include "report.h"
 #include "run_case.h"
 #include "support/cases.h"
+#include "support/random_case.h"
 
 namespace evenkeel::bench {
 namespace {
 
 enum ExitCode { kFine = 0, kCheckFailed = 1, kWrongUse = 2 };
 
+// Long enough for the kernels for long rows.
+constexpr int64_t kGeneratedElements = 300000;
+
 std::vector<support::Case> read_all(const Options& options) {
   std::vector<support::Case> cases;
+  support::Random random(options.seed);
+  while (static_cast<int>(cases.size()) < options.generated) {
+    support::Case c = support::random_case(random, kGeneratedElements);
+    if (c.op != EK_GROUP_NORM) cases.push_back(std::move(c));
+  }
+  if (options.generated > 0) return cases;
   for (const std::string& file : options.cases) {
     for (support::Case& c : support::read_cases(file)) cases.push_back(std::move(c));
   }
@@ -46,7 +56,8 @@ int run(Options options) {
   });
   if (cases.empty()) throw OptionError("--filter " + options.filter + ": no case contains it");
 
-  const std::unique_ptr<Device> device = make_host_device(options.threads);
+  const std::unique_ptr<Device> device =
+      options.cuda ? make_cuda_device() : make_host_device(options.threads);
   std::optional<CsvFile> csv;
   if (!options.csv.empty()) csv.emplace(options.csv, *device, options.commit);
   size_t width = 0;
@@ -62,7 +73,7 @@ int run(Options options) {
       table.progress(count + ": " + label(c) + ": " + step);
     };
     for (Line& line : run_case(c, *device, options.plan, wanted, progress)) {
-      table.line(line);
+      if (!options.quiet || !line.failure.empty() || !line.skipped.empty()) table.line(line);
       if (csv) csv->line(line);
       lines.push_back(std::move(line));
     }

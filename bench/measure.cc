@@ -28,8 +28,9 @@ double estimate(Device& device, const std::function<void()>& work) {
 
 class Contender {
  public:
-  Contender(Device& device, const std::function<void()>& work) : device_(device), work_(work) {
-    const double seconds = estimate(device, work);
+  Contender(Device& device, const std::function<void()>& work)
+      : device_(device), work_(device.recorded(work)) {
+    const double seconds = estimate(device, work_);
     waking_calls_ = static_cast<int>(std::lround(kWakingSeconds / seconds));
     calls_ = std::max(1, static_cast<int>(std::lround(kBatchSeconds / seconds)));
   }
@@ -42,7 +43,7 @@ class Contender {
 
  private:
   Device& device_;
-  const std::function<void()>& work_;
+  std::function<void()> work_;
   int waking_calls_ = 0, calls_ = 1;
 };
 

@@ -27,11 +27,16 @@ time divided by evenkeel's; evenkeel may use non-temporal stores, so more than 1
   --cases FILE...      case lists (the format is described in tests/support/cases.h)
   --demo               tests/cases/demo.txt, half a second per line
   --filter WORD        only lines whose label, case line or pass contains this
+  --device NAME        cpu (default) or cuda: the first GPU, where times are those of replays of a CUDA graph
+                       over many sets of tensors, so that the cache holds none of them
   --backend NAME       run on this backend instead of the best one
+  --generated N        check N random layer and RMS norms instead of lists
+  --seed S             of the random cases (default 1)
   --threads N          threads of evenkeel and of the ceiling; 0 (default): one per processor
   --check              check only
   --time               time only
   --seconds S          timing of each line (default 1)
+  --quiet              print lines that fail or are skipped, and the summary
   --csv FILE           append the results to FILE
   --commit TEXT        what the CSV calls the measured code (default: the commit it was built from)
   --list-targets       the instruction sets that this machine can run, best first
@@ -51,6 +56,8 @@ struct Range {
   const char* words;
 };
 constexpr Range kThreads{0, 1024, true, "a whole number from 0 to 1024"};
+constexpr Range kCount{1, 1e6, true, "a whole number from 1 to 1000000"};
+constexpr Range kSeed{0, 1e9, true, "a whole number from 0 to 1000000000"};
 constexpr Range kSeconds{0, 3600, false, "a number from 0 to 3600"};
 
 double to_number(const std::string& option, const std::string& text, const Range& range) {
@@ -113,6 +120,21 @@ Options parse_options(const std::vector<std::string>& arguments) {
       {"--filter", [&](const std::string& name) { options.filter = rest.value_of(name); }},
       {"--backend",
        [&](const std::string& name) { options.backend = known_backend(rest.value_of(name)); }},
+      {"--device",
+       [&](const std::string& name) {
+         const std::string value = rest.value_of(name);
+         if (value != "cpu" && value != "cuda")
+           throw OptionError(name + " " + value + ": must be cpu or cuda");
+         options.cuda = value == "cuda";
+       }},
+      {"--generated",
+       [&](const std::string& name) {
+         options.generated = static_cast<int>(to_number(name, rest.value_of(name), kCount));
+       }},
+      {"--seed",
+       [&](const std::string& name) {
+         options.seed = static_cast<uint64_t>(to_number(name, rest.value_of(name), kSeed));
+       }},
       {"--threads",
        [&](const std::string& name) {
          options.threads = static_cast<int>(to_number(name, rest.value_of(name), kThreads));
@@ -123,6 +145,7 @@ Options parse_options(const std::vector<std::string>& arguments) {
        [&](const std::string& name) {
          options.plan.seconds = to_number(name, rest.value_of(name), kSeconds);
        }},
+      {"--quiet", [&](const std::string&) { options.quiet = true; }},
       {"--csv", [&](const std::string& name) { options.csv = rest.value_of(name); }},
       {"--commit", [&](const std::string& name) { options.commit = rest.value_of(name); }},
       {"--list-targets", [&](const std::string&) { options.list_targets = true; }},
@@ -142,7 +165,7 @@ Options parse_options(const std::vector<std::string>& arguments) {
     throw OptionError("--check and --time: only one of them, or none for both");
   }
   options.plan.check = !time_only;
-  options.plan.time = !check_only;
+  options.plan.time = !check_only && options.generated == 0;
   if (demo) options.plan.seconds = std::min(options.plan.seconds, kDemoSeconds);
   if (options.cases.empty()) {
     options.cases.push_back(std::string(EVENKEEL_CASES_DIR) + (demo ? "/demo.txt" : "/peers.txt"));

@@ -19,11 +19,15 @@ class OptionError : public std::runtime_error {
 struct Options {
   std::vector<std::string> cases;
   std::string backend;  // "": the best
+  bool cuda = false;    // on the GPU
+  int generated = 0;    // random cases instead of lists
+  uint64_t seed = 1;
   int threads = 0;
   Plan plan;
   std::string csv;
   std::string commit;
   std::string filter;
+  bool quiet = false;
   bool list_targets = false;
   bool help = false;
 };

@@ -46,10 +46,6 @@ std::string quoted(const std::string& field) {
   return result + '"';
 }
 
-std::string threads_in_words(int threads) {
-  return std::to_string(threads) + (threads == 1 ? " thread" : " threads");
-}
-
 }  // namespace
 
 Table::Table(const Device& device, size_t width)
@@ -80,9 +76,9 @@ void Table::rule() const {
 
 void Table::header() const {
   std::printf("evenkeel %s (%s) on %s, %s\n", ek_version(), device_.target().c_str(),
-              device_.name().c_str(), threads_in_words(device_.threads()).c_str());
+              device_.name().c_str(), device_.size().c_str());
   std::printf(
-      "of limit: time of a copy (backward: of an add of two tensors) by as many threads "
+      "of limit: time of a copy (backward: of an add of two tensors) by all of these "
       "/ evenkeel's\n\n");
   const std::string titles = left("case", width_) + "  " + left("pass", 10) + left("check", 7) +
                              right("max error", 10) + right("time", 14) + right("GB/s", 9) +
@@ -94,7 +90,8 @@ void Table::header() const {
 void Table::line(const Line& line) const {
   clear_progress();
   const bool failed = !line.failure.empty();
-  const std::string verdict = failed ? "FAIL" : line.share ? "ok" : "-";
+  const std::string verdict =
+      failed ? "FAIL" : !line.skipped.empty() ? "skip" : line.share ? "ok" : "-";
   std::string text = left(label(line.spec), width_) + "  " + left(pass_name(line.backward), 10);
   text += paint(failed ? kRed : kGreen, left(verdict, 7));
   text += right(line.error ? format("%.1e", *line.error) : "-", 10);
@@ -107,8 +104,9 @@ void Table::line(const Line& line) const {
     text += right("-", 14) + right("-", 9) + right("-", 14) + right("-", 7);
   }
   // A line that did not run where it would run best says so.
-  if (!line.backend.empty() && line.backend != ek_backend_name(0)) text += "  on " + line.backend;
+  if (line.backend == "reference") text += "  on " + line.backend;
   std::printf("%s\n", text.c_str());
+  if (!line.skipped.empty()) std::printf("    %s\n", line.skipped.c_str());
   if (failed) {
     std::printf("    %s\n    repeat it with a case list of this line: %s\n", line.failure.c_str(),
                 to_string(line.spec).c_str());
@@ -122,10 +120,11 @@ void Table::footer() const {
 }
 
 void Table::summary(const std::vector<Line>& lines) const {
-  size_t checked = 0, failed = 0;
+  size_t checked = 0, failed = 0, skipped = 0;
   std::vector<double> of_limit[2];
   for (const Line& line : lines) {
     failed += !line.failure.empty();
+    skipped += !line.skipped.empty();
     checked += line.share.has_value();
     if (line.race) of_limit[line.backward].push_back(line.race->of_limit);
   }
@@ -136,6 +135,7 @@ void Table::summary(const std::vector<Line>& lines) const {
   } else if (checked > 0) {
     std::printf("All %zu results agree with float64, as closely as rounding allows.\n", checked);
   }
+  if (skipped > 0) std::printf("%zu lines skipped: no backend can run them here.\n", skipped);
   for (bool backward : {false, true}) {
     const std::vector<double>& values = of_limit[backward];
     if (values.empty()) continue;
@@ -169,6 +169,7 @@ void CsvFile::line(const Line& line) {
       {line.backend, text.substr(0, op), text.substr(op + 1, text.find(' ', op + 1) - op - 1),
        to_string(line.spec), support::name_of(line.spec.x.dtype), pass_name(line.backward),
        !line.failure.empty() ? "fail"
+       : !line.skipped.empty() ? "skip"
        : line.share          ? "ok"
                              : "",
        line.error ? format("%.3e", *line.error) : "",

@@ -19,6 +19,7 @@ struct Line {
   bool backward = false;
   std::string backend;
   std::string failure;          // "" or what went wrong
+  std::string skipped;          // "" or why no backend of the device can run it
   std::optional<double> error;  // the largest of y or dx, absolute
   std::optional<double> share;  // of all outputs, the largest error / what is allowed
   std::optional<Race> race;

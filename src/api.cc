@@ -8,13 +8,20 @@
 #include "core/error.h"
 #include "core/validate.h"
 #include "cpu/backend.h"
+#if defined(EVENKEEL_HAS_CUDA)
+#include "cuda/backend.h"
+#endif
 #include "evenkeel/evenkeel.h"
 #include "reference/backend.h"
 
 namespace evenkeel {
 namespace {
 
-const Backend* const kBackends[] = {&kCpuBackend, &kReferenceBackend};
+const Backend* const kBackends[] = {
+#if defined(EVENKEEL_HAS_CUDA)
+    &kCudaBackend,
+#endif
+    &kCpuBackend, &kReferenceBackend};
 
 // Best first: one line for each backend, as far as there is room.
 class Report {

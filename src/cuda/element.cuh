@@ -1,0 +1,179 @@
+// Elements in memory and in registers: the only place of the kernels that knows dtypes.
+//
+// Access<T, W, C> moves W neighbouring elements of type T between a tensor and registers, as they
+// are stored (Raw) or in the compute type C. W elements are a multiple of 16 bytes, or one element.
+// Access<Any, 1, C> looks the type up at run time and accepts every address: for rare mixes of
+// types, float64, and addresses that are no multiple of the element's size.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/arguments.h"
+
+namespace evenkeel::cuda {
+
+struct Any {};
+
+template <typename C>
+__device__ inline C load_any(const char* data, Dtype dtype, int64_t index) {
+  const auto read = [&](auto value) {
+    const char* at = data + index * static_cast<int64_t>(sizeof value);
+    if (reinterpret_cast<uintptr_t>(at) % sizeof value == 0)
+      return *reinterpret_cast<const decltype(value)*>(at);
+    for (int i = 0; i < static_cast<int>(sizeof value); ++i)
+      reinterpret_cast<char*>(&value)[i] = at[i];
+    return value;
+  };
+  switch (dtype) {
+    case Dtype::kF64:
+      return static_cast<C>(read(double{}));
+    case Dtype::kF32:
+      return static_cast<C>(read(float{}));
+    case Dtype::kF16:
+      return static_cast<C>(__half2float(read(__half{})));
+    case Dtype::kBF16:
+      break;
+  }
+  return static_cast<C>(__bfloat162float(read(__nv_bfloat16{})));
+}
+
+__device__ inline void convert(float value, float& to) { to = value; }
+__device__ inline void convert(double value, float& to) { to = static_cast<float>(value); }
+__device__ inline void convert(double value, double& to) { to = value; }
+__device__ inline void convert(float value, __half& to) { to = __float2half_rn(value); }
+__device__ inline void convert(double value, __half& to) { to = __double2half(value); }
+__device__ inline void convert(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
+__device__ inline void convert(double value, __nv_bfloat16& to) { to = __double2bfloat16(value); }
+
+template <typename C>
+__device__ inline void store_any(char* data, Dtype dtype, int64_t index, C value) {
+  const auto write = [&](auto stored) {
+    convert(value, stored);
+    char* at = data + index * static_cast<int64_t>(sizeof stored);
+    if (reinterpret_cast<uintptr_t>(at) % sizeof stored == 0) {
+      *reinterpret_cast<decltype(stored)*>(at) = stored;
+      return;
+    }
+    for (int i = 0; i < static_cast<int>(sizeof stored); ++i)
+      at[i] = reinterpret_cast<const char*>(&stored)[i];
+  };
+  switch (dtype) {
+    case Dtype::kF64:
+      return write(double{});
+    case Dtype::kF32:
+      return write(float{});
+    case Dtype::kF16:
+      return write(__half{});
+    case Dtype::kBF16:
+      return write(__nv_bfloat16{});
+  }
+}
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T, int W, typename C>
+struct Access {
+  // 16 bytes at a time; 8 where parameters of a half type go with float32.
+  static constexpr int kBytes = W * static_cast<int>(sizeof(T));
+  using Word = std::conditional_t<kBytes % 16 == 0, uint4, uint2>;
+  static constexpr int kWords = kBytes / static_cast<int>(sizeof(Word));
+  static_assert(W == 1 || kBytes % sizeof(Word) == 0);
+
+  struct alignas(W == 1 ? sizeof(T) : sizeof(Word)) Raw {
+    T at[W];
+  };
+
+  static __device__ Raw load(const DeviceTensor& tensor, int64_t index) {
+    return load(tensor.data + index * static_cast<int64_t>(sizeof(T)));
+  }
+  static __device__ Raw load(const char* at) {
+    Raw raw;
+    if constexpr (W == 1) {
+      raw.at[0] = *reinterpret_cast<const T*>(at);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        reinterpret_cast<Word*>(&raw)[i] = reinterpret_cast<const Word*>(at)[i];
+    }
+    return raw;
+  }
+  static __device__ Raw load(const DeviceVector& vector, int64_t index) {
+    return load(vector.data + index * static_cast<int64_t>(sizeof(T)));
+  }
+  static __device__ void unpack(const Raw& raw, C (&out)[W]) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && W > 1) {
+      // The upper half of a float: one instruction each.
+#pragma unroll
+      for (int i = 0; i < kBytes / 4; ++i) {
+        const uint32_t pair = reinterpret_cast<const uint32_t*>(&raw)[i];
+        out[2 * i] = __uint_as_float(pair << 16);
+        out[2 * i + 1] = __uint_as_float(pair & 0xffff0000u);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < W; ++k) out[k] = to_float(raw.at[k]);
+    }
+  }
+  static __device__ Raw filled(float value) {
+    Raw raw;
+#pragma unroll
+    for (int k = 0; k < W; ++k) convert(value, raw.at[k]);
+    return raw;
+  }
+  // Zeros unless `valid`.
+  static __device__ Raw load_if(bool valid, const char* at) {
+    Raw raw{};
+    if (valid) raw = load(at);
+    return raw;
+  }
+  static __device__ void store(const DeviceTensor& tensor, int64_t index, const C (&values)[W]) {
+    store(tensor.data + index * static_cast<int64_t>(sizeof(T)), values);
+  }
+  static __device__ void store(char* at, const C (&values)[W]) {
+    Raw raw;
+#pragma unroll
+    for (int k = 0; k < W; ++k) convert(values[k], raw.at[k]);
+    if constexpr (W == 1) {
+      *reinterpret_cast<T*>(at) = raw.at[0];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        reinterpret_cast<Word*>(at)[i] = reinterpret_cast<const Word*>(&raw)[i];
+    }
+  }
+  // The value that is left after a stay in this type.
+  static __device__ C round(C value, const DeviceTensor&) {
+    T stored;
+    convert(value, stored);
+    return to_float(stored);
+  }
+};
+
+template <typename C>
+struct Access<Any, 1, C> {
+  using Raw = C;
+
+  static __device__ Raw load(const DeviceTensor& tensor, int64_t index) {
+    return load_any<C>(tensor.data, tensor.dtype, index);
+  }
+  static __device__ Raw load(const DeviceVector& vector, int64_t index) {
+    return load_any<C>(vector.data, vector.dtype, index);
+  }
+  static __device__ void unpack(Raw raw, C (&out)[1]) { out[0] = raw; }
+  static __device__ void store(const DeviceTensor& tensor, int64_t index, const C (&values)[1]) {
+    store_any(tensor.data, tensor.dtype, index, values[0]);
+  }
+  static __device__ C round(C value, const DeviceTensor& tensor) {
+    char stored[8];
+    store_any(stored, tensor.dtype, 0, value);
+    return load_any<C>(stored, tensor.dtype, 0);
+  }
+};
+
+}  // namespace evenkeel::cuda

@@ -1,0 +1,108 @@
+// Weight, bias and the functions of single numbers that all kernels share.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/element.cuh"
+
+namespace evenkeel::cuda {
+
+// Parameters in a kernel whose x has type X. Typed kernels look the parameters' type up here: they
+// read each of them once, or from the caches.
+template <typename X, int W, typename C>
+__device__ inline void parameters_at(const DeviceVector& vector, int64_t column, C absent,
+                                     C (&out)[W]) {
+  const auto read = [&](auto type) {
+    using A = Access<decltype(type), W, C>;
+    A::unpack(A::load(vector, column), out);
+  };
+  if (vector.data == nullptr) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) out[k] = absent;
+  } else if constexpr (std::is_same_v<X, Any>) {
+    read(Any{});
+  } else if (vector.dtype == Dtype::kF32) {
+    read(float{});
+  } else if (vector.dtype == Dtype::kF16) {
+    read(__half{});
+  } else {
+    read(__nv_bfloat16{});
+  }
+}
+
+template <int W, typename C>
+__device__ inline void add_offset(const Formula& formula, C (&weight)[W]) {
+  const C offset = formula.weight_offset;
+  if (offset == 0) return;
+#pragma unroll
+  for (int k = 0; k < W; ++k) weight[k] += offset;
+}
+
+// Calls body with a value of the type of weight and bias, which have the same.
+template <typename Body>
+__device__ inline void with_parameter_type(const Formula& formula, const Body& body) {
+  switch (formula.weight.data != nullptr ? formula.weight.dtype : formula.bias.dtype) {
+    case Dtype::kF16:
+      return body(__half{});
+    case Dtype::kBF16:
+      return body(__nv_bfloat16{});
+    default:
+      return body(float{});
+  }
+}
+
+// Weights with their offset, or ones.
+template <typename X, int W, typename C>
+__device__ inline void weights_at(const Formula& formula, int64_t column, C (&out)[W]) {
+  parameters_at<X>(formula.weight, column, C{1}, out);
+  if (formula.weight.data != nullptr) add_offset(formula, out);
+}
+
+// A thread's weights, all loads at once: vectors of W columns from `part` + `first` on, `step` apart,
+// none beyond `part` + `last`. before_use() runs between loads and use.
+template <int kVectors, int W, typename BeforeUse>
+__device__ inline void load_weights(const Formula& formula, int64_t part, int first, int step,
+                                    int last, float (&weight)[kVectors][W],
+                                    const BeforeUse& before_use) {
+  const auto read = [&](auto type) {
+    using A = Access<decltype(type), W, float>;
+    typename A::Raw raw[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      raw[v] = A::load(formula.weight, part + min(first + v * step, last));
+    before_use();
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      A::unpack(raw[v], weight[v]);
+      add_offset(formula, weight[v]);
+    }
+  };
+  if (formula.weight.data == nullptr) {
+    before_use();
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) weight[v][k] = 1;
+    }
+  } else if (formula.weight.dtype == Dtype::kF32) {
+    read(float{});
+  } else if (formula.weight.dtype == Dtype::kF16) {
+    read(__half{});
+  } else {
+    read(__nv_bfloat16{});
+  }
+}
+
+// One Newton step from the approximation; there is none from 0, infinity or NaN.
+__device__ inline float reciprocal_root(float value) {
+  const float root = rsqrtf(value);
+  const float better = root + 0.5f * root * (1.0f - value * root * root);
+  return isfinite(better) ? better : root;
+}
+__device__ inline double reciprocal_root(double value) { return 1 / sqrt(value); }
+
+// The division gives 0 for z below -87, where the result would be subnormal.
+__device__ inline float sigmoid(float z) { return __fdividef(1.0f, 1.0f + __expf(-z)); }
+__device__ inline double sigmoid(double z) { return 1 / (1 + exp(-z)); }
+
+}  // namespace evenkeel::cuda

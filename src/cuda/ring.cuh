@@ -1,0 +1,163 @@
+// Rows on their way: asynchronous copies into a ring of slots in shared memory, one ring for each
+// team.
+//
+// In step i a team works on row i while the rows after it arrive. Where rows are aligned, a thread
+// copies just the pieces of 16 bytes that it will read itself, so that it waits for its own copies
+// only; otherwise the team meets before it reads. Row i + stages - 1 goes into the slot of row
+// i - 1 as soon as row i has been read.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/arguments.h"
+#include "cuda/team.cuh"
+
+namespace evenkeel::cuda {
+
+// Copies 16 bytes, of which only the first are read if there are fewer.
+__device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most `pending` of this thread's committed groups are left.
+__device__ inline void wait_for_copies(int pending) {
+  static_assert(kMaxStages == 4);
+  if (pending == 2) {
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  } else if (pending == 1) {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  } else {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+}
+
+// The part of a tensor's row that a block works on, moving from row to row. No division is needed
+// on the way: the distance to the team's next row is the same every time, but for a correction
+// where rows come in blocks and the next one lies in another block (Walk).
+template <typename T>
+struct Cursor {
+  char* at;
+
+  // The first row, whose number is `row`, from column `part` on.
+  __device__ Cursor(const DeviceTensor& tensor, int64_t row, int64_t part)
+      : at(tensor.data + (tensor.offset(row) + part) * static_cast<int64_t>(sizeof(T))) {}
+
+  __device__ void move(const RowStep& step, bool wraps) {
+    at += step.bytes;
+    if (wraps) at += step.wrap_bytes;
+  }
+  // Of the row's first byte within 16 bytes.
+  __device__ int place() const { return static_cast<int>(reinterpret_cast<uintptr_t>(at) % 16); }
+};
+
+// Where a row lies in its block.
+struct Walk {
+  int64_t inside;
+
+  __device__ bool move(const RowWalk& walk) {
+    if (walk.inner == 0) return false;
+    inside += walk.step_inside;
+    const bool wraps = inside >= walk.inner;
+    if (wraps) inside -= walk.inner;
+    return wraps;
+  }
+};
+
+// Copies `cols` elements from the cursor. Each thread of an aligned row takes the pieces that it
+// will read. Another row keeps its place within 16 bytes: the bytes before it are the end of the
+// row before it, or of the gap between them; but before the tensor's first row there may be nothing
+// to read.
+template <typename T, int W, int kElements>
+__device__ inline void copy_row(const Cursor<T>& row, const char* first_of_tensor, int cols, char* to,
+                                int thread, int threads) {
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (W > 1) {
+    constexpr int kBytes = W * static_cast<int>(sizeof(T));
+    const char* from = row.at + thread * kBytes;
+#pragma unroll
+    for (int v = 0; v < kElements / W; ++v) {
+      if ((thread + v * threads) * W >= cols) continue;
+#pragma unroll
+      for (int i = 0; i < kBytes; i += 16)
+        copy_async(target + (thread + v * threads) * kBytes + i, from + v * threads * kBytes + i,
+                   16);
+    }
+  } else {
+    constexpr int kSize = sizeof(T);
+    const int place = row.place(), bytes = place + cols * kSize;
+    const char* from = row.at - place;
+    const int begin = row.at == first_of_tensor && place != 0 ? 16 : 0;
+    for (int at = begin + thread * 16; at < bytes; at += threads * 16)
+      copy_async(target + at, from + at, min(16, bytes - at));
+    for (int at = place + thread * kSize; at < min(begin, bytes); at += threads * kSize)
+      *reinterpret_cast<T*>(to + at) = *reinterpret_cast<const T*>(from + at);
+  }
+}
+
+class Ring {
+ public:
+  __device__ Ring(char* slots, int slot_bytes, int stages)
+      : slots_(slots), slot_bytes_(slot_bytes), stages_(stages) {}
+
+  // Calls fetch(slot) for the first rows.
+  template <typename Fetch>
+  __device__ void fill(Fetch fetch) {
+    for (int i = 0; i < stages_ - 1; ++i) {
+      fetch(slots_ + i * slot_bytes_);
+      commit_copies();
+    }
+  }
+  // The slot of the row whose turn it is; its own copies are waited for.
+  __device__ char* arrived() const {
+    wait_for_copies(stages_ - 2);
+    return slots_ + stage_ * slot_bytes_;
+  }
+  // The row has been read: fetches another one into the slot before, and moves on.
+  template <typename Fetch>
+  __device__ void advance(Fetch fetch) {
+    fetch(slots_ + (stage_ == 0 ? stages_ - 1 : stage_ - 1) * slot_bytes_);
+    commit_copies();
+    stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1;
+  }
+
+ private:
+  char* slots_;
+  int slot_bytes_, stages_, stage_ = 0;
+};
+
+// Which rows and columns a team works on in a grid of persistent blocks: row, row + walk.step, ...
+template <Scope kScope, int kLanes>
+struct Share {
+  static constexpr int kTeamsOfWarp = kLanes < kWarp ? kWarp / kLanes : 1;
+
+  int block;  // or cluster
+  int teams;  // of a block
+  int64_t row;
+  int steps;       // rows of this team
+  int warp_steps;  // the most of the warp's teams
+  int64_t part;    // the block's first column
+  int cols;        // and how many it has
+
+  template <typename AnyTeam>
+  __device__ Share(const AnyTeam& team, const RowWalk& walk, int64_t rows, int64_t all_cols,
+                   int part_cols)
+      : block(static_cast<int>(blockIdx.x) / team.cluster()),
+        teams(static_cast<int>(blockDim.x) / team.size()),
+        part(static_cast<int64_t>(team.block()) * part_cols),
+        cols(static_cast<int>(min(static_cast<int64_t>(part_cols), all_cols - part))) {
+    // Neighbouring rows in a warp; otherwise all blocks before the second team of one.
+    const int64_t blocks = gridDim.x / team.cluster();
+    row = kTeamsOfWarp > 1 ? static_cast<int64_t>(block) * teams + team.index()
+                           : team.index() * blocks + block;
+    const auto steps_from = [&](int64_t first) {
+      return first < rows ? static_cast<int>((rows - first + walk.step - 1) / walk.step) : 0;
+    };
+    steps = steps_from(row);
+    warp_steps = kTeamsOfWarp > 1 ? steps_from(row - team.index() % kTeamsOfWarp) : steps;
+  }
+};
+
+}  // namespace evenkeel::cuda

@@ -1,0 +1,178 @@
+// Layer norm and RMS norm, forward: one kernel for every way to split a row.
+//
+// A team of threads holds a row in registers. The statistics take two passes over it: each warp
+// finds the mean of its own part, then the squares of what is left, and the warps' results are
+// merged, so that a team meets once only.
+#pragma once
+
+#include "cuda/parameters.cuh"
+#include "cuda/team.cuh"
+
+namespace evenkeel::cuda {
+
+// mean^2 / variance, beyond which the rounding of the mean's sum could be seen in the results.
+inline constexpr float kCorrectedRatio = 16;
+
+// Whether a row's mean has to be corrected by the mean of its centered values.
+template <typename C>
+__device__ inline bool needs_correction(C mean, C variance) {
+  return mean * mean > kCorrectedRatio * variance;
+}
+
+// The sum of a vector's elements, in pairs.
+template <int W, typename C>
+__device__ inline C sum_of(const C (&x)[W]) {
+  C sum[W];
+#pragma unroll
+  for (int k = 0; k < W; ++k) sum[k] = x[k];
+#pragma unroll
+  for (int distance = W / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int k = 0; k < distance; ++k) sum[k] += sum[k + distance];
+  }
+  return sum[0];
+}
+
+template <int W, typename C>
+__device__ inline C sum_of_squares(const C (&x)[W]) {
+  C square[2] = {};
+#pragma unroll
+  for (int k = 0; k < W; ++k) square[k % 2] += x[k] * x[k];
+  return square[0] + square[1];
+}
+
+// From a centered row to its output.
+template <typename X, bool kPlain, int W, typename C>
+__device__ inline void apply(const ForwardArguments& a, const C (&x)[W], C rstd, C shift,
+                             const C (&weight)[W], const C (&bias)[W], C (&y)[W]) {
+#pragma unroll
+  for (int k = 0; k < W; ++k) y[k] = x[k] * rstd + shift;
+  if constexpr (!kPlain) {
+    if (a.formula.rounds) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) y[k] = Access<X, W, C>::round(y[k], a.x);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < W; ++k) y[k] = y[k] * weight[k] + bias[k];
+  if constexpr (!kPlain) {
+    if (a.formula.silu) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) y[k] *= sigmoid(y[k]);
+    }
+  }
+}
+
+// kPlain: neither an activation, nor a casting order, nor an offset of the weight.
+template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain>
+__global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
+                                                         : kForwardBlockThreads,
+                                  forward_blocks(kScope, kElements))
+    rows_forward(const __grid_constant__ ForwardArguments a) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (kScope == Scope::kCluster) return;
+#endif
+  using In = Access<X, W, float>;
+  using Out = Access<Y, W, float>;
+  constexpr int kVectors = kElements / W;
+  __shared__ __align__(16) char scratch[kScope == Scope::kWarp ? 1 : kReduceBytes];
+  const Formula& formula = a.formula;
+  Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
+  const int threads = team.size() * team.cluster();
+  const int first = (team.block() * team.size() + team.thread()) * W, step = threads * W;
+  const auto cols = static_cast<int>(a.cols);
+  const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
+  int64_t row = static_cast<int64_t>(blockIdx.x / team.cluster()) * teams + team.index();
+  // Lanes without a row do what the last row's do, but store nothing.
+  const bool stores = row < a.rows;
+  row = min(row, a.rows - 1);
+  wait_for_previous_kernel();
+
+  const char* from = a.x.data + (a.x.offset(row) + first) * static_cast<int64_t>(sizeof(X));
+  typename In::Raw raw[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v)
+    raw[v] = In::load_if(first + v * step < cols, from + v * step * static_cast<int>(sizeof(X)));
+  float x[kVectors][W];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) In::unpack(raw[v], x[v]);
+
+  // Each warp centers its own values; the rest of the way to the row's mean is `shift`.
+  float mean = 0, shift = 0, squares = 0;
+  const auto sum_squares = [&] {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) squares += sum_of_squares(x[v]);
+  };
+  if (formula.centers) {
+    float sum = 0;
+    int vectors = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      sum += sum_of(x[v]);
+      vectors += first + v * step < cols;
+    }
+    const float count = team.warp_count(vectors) * W;
+    const float center = team.warp_sum(sum) * __frcp_rn(fmaxf(count, 1));
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const float valid_center = first + v * step < cols ? center : 0;
+#pragma unroll
+      for (int k = 0; k < W; ++k) x[v][k] -= valid_center;
+    }
+    sum_squares();
+    squares = team.warp_sum(squares);
+    mean = center;
+    team.merge(count, formula.share, mean, squares);
+    shift = center - mean;
+  } else {
+    sum_squares();
+    float sum[1] = {squares};
+    team.sum(sum);
+    squares = sum[0];
+  }
+  float variance = squares * static_cast<float>(formula.share);
+
+  // Lanes of another row in the warp keep it company, but its bits must not depend on theirs.
+  const bool correct = needs_correction(mean, variance);
+  if (kScope == Scope::kWarp ? __any_sync(0xffffffff, correct) : correct) {
+    float sum[1] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * step < cols) sum[0] += sum_of(x[v]) + W * shift;
+    }
+    team.sum(sum);
+    const float rest = correct ? sum[0] * static_cast<float>(formula.share) : 0;
+    variance = fmaxf(variance - rest * rest, variance * 0);  // never negative; NaN stays
+    mean += rest;
+    shift -= rest;
+  }
+  const float rstd = reciprocal_root(variance + static_cast<float>(formula.eps));
+  if (first == 0 && stores) {
+    if (a.mean != nullptr) reinterpret_cast<float*>(a.mean)[row] = mean;
+    if (a.rstd != nullptr) reinterpret_cast<float*>(a.rstd)[row] = rstd;
+  }
+  char* to = a.y.data + (a.y.offset(row) + first) * static_cast<int64_t>(sizeof(Y));
+  shift *= rstd;
+  with_parameter_type(formula, [&](auto type) {
+    using Parameter = Access<decltype(type), W, float>;
+    constexpr int kSize = sizeof type;
+    const bool has_weight = formula.weight.data != nullptr, has_bias = formula.bias.data != nullptr;
+    const char* weights = formula.weight.data + first * kSize;
+    const char* biases = formula.bias.data + first * kSize;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * step >= cols || !stores) continue;
+      float weight[W], bias[W], y[W];
+      auto weight_raw = Parameter::filled(1), bias_raw = Parameter::filled(0);
+      if (has_weight) weight_raw = Parameter::load(weights + v * step * kSize);
+      if (has_bias) bias_raw = Parameter::load(biases + v * step * kSize);
+      Parameter::unpack(weight_raw, weight);
+      Parameter::unpack(bias_raw, bias);
+      if (!kPlain && has_weight) add_offset(formula, weight);
+      apply<X, kPlain>(a, x[v], rstd, shift, weight, bias, y);
+      Out::store(to + v * step * static_cast<int>(sizeof(Y)), y);
+    }
+  });
+}
+
+}  // namespace evenkeel::cuda

@@ -1,0 +1,141 @@
+// Rows of any length and type: a block for each row, which is read anew in every pass. The last
+// resort, for what the other kernels do not take.
+#pragma once
+
+#include "cuda/gradient.cuh"
+#include "cuda/rows_forward.cuh"
+#include "cuda/team.cuh"
+
+namespace evenkeel::cuda {
+
+template <typename X, typename C>
+__device__ inline C statistic(const char* from, Dtype stats, int64_t row) {
+  if (from == nullptr) return 0;
+  if constexpr (std::is_same_v<X, Any>) {
+    return load_any<C>(from, stats, row);
+  } else {
+    return reinterpret_cast<const float*>(from)[row];
+  }
+}
+
+template <typename X, typename Y, typename C, int W>
+__global__ void __launch_bounds__(kMaxThreads)
+    rows_forward_streamed(const __grid_constant__ ForwardArguments a) {
+  using In = Access<X, W, C>;
+  __shared__ alignas(16) char scratch[kReduceBytes];
+  Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp> team(scratch, blockDim.x);
+  wait_for_previous_kernel();
+  const int64_t row = blockIdx.x;
+  const int64_t x_offset = a.x.offset(row), y_offset = a.y.offset(row);
+  const C of_row = a.formula.share;
+  C mean = 0;
+  const auto each = [&](auto body) {
+    for (int64_t column = team.thread() * W; column < a.cols; column += team.size() * W) {
+      C x[W];
+      In::unpack(In::load(a.x, x_offset + column), x);
+#pragma unroll
+      for (int k = 0; k < W; ++k) x[k] -= mean;
+      body(x, column);
+    }
+  };
+  const auto mean_of_row = [&] {
+    C sum[1] = {};
+    each([&](const C(&x)[W], int64_t) { sum[0] += sum_of(x); });
+    team.sum(sum);
+    return sum[0] * of_row;
+  };
+  if (a.formula.centers) mean = mean_of_row();
+  C square[1] = {};
+  each([&](const C(&x)[W], int64_t) { square[0] += sum_of_squares(x); });
+  team.sum(square);
+  C variance = square[0] * of_row;
+  const C rest = needs_correction(mean, variance) ? mean_of_row() : C{0};
+  variance -= rest * rest;
+  if (variance < 0) variance = 0;
+  const C rstd = reciprocal_root(variance + static_cast<C>(a.formula.eps));
+  if (threadIdx.x == 0) {
+    if (a.mean != nullptr) store_any(a.mean, a.stats, row, mean + rest);
+    if (a.rstd != nullptr) store_any(a.rstd, a.stats, row, rstd);
+  }
+  each([&](const C(&x)[W], int64_t column) {
+    C weight[W], bias[W], y[W];
+    weights_at<X>(a.formula, column, weight);
+    parameters_at<X>(a.formula.bias, column, C{0}, bias);
+    apply<X, false>(a, x, rstd, -rest * rstd, weight, bias, y);
+    Access<Y, W, C>::store(a.y, y_offset + column, y);
+  });
+}
+
+template <typename X, typename D, typename C, int W>
+__global__ void __launch_bounds__(kMaxThreads)
+    rows_backward_streamed(const __grid_constant__ BackwardArguments a) {
+  using In = Access<X, W, C>;
+  using InDy = Access<D, W, C>;
+  __shared__ alignas(16) char scratch[kReduceBytes];
+  Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp> team(scratch, blockDim.x);
+  wait_for_previous_kernel();
+  const int64_t row = blockIdx.x;
+  const int64_t x_offset = a.x.offset(row), dy_offset = a.dy.offset(row);
+  const C rstd = statistic<X, C>(a.rstd, a.stats, row);
+  const C mean = statistic<X, C>(a.mean, a.stats, row);
+  const auto each = [&](auto body) {
+    for (int64_t column = team.thread() * W; column < a.cols; column += team.size() * W) {
+      C x[W], dy[W], weight[W];
+      In::unpack(In::load(a.x, x_offset + column), x);
+      InDy::unpack(InDy::load(a.dy, dy_offset + column), dy);
+      weights_at<X>(a.formula, column, weight);
+      body(Gradient<X, W, C>::template of<false>(a, column, x, dy, weight, mean, rstd), column);
+    }
+  };
+  C sums[2] = {};
+  each([&](const Gradient<X, W, C>& e, int64_t) {
+    C plain = 0, product = 0;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      plain += e.g[k];
+      product += e.g[k] * e.normalized[k];
+    }
+    sums[0] += plain;
+    sums[1] += product;
+  });
+  team.sum(sums);
+  const C share = a.formula.share;
+  const C mean_g = a.formula.centers ? sums[0] * share : C{0}, mean_product = sums[1] * share;
+  const int64_t dx_offset = a.dx.offset(row);
+  each([&](const Gradient<X, W, C>& e, int64_t column) {
+    C dx[W];
+#pragma unroll
+    for (int k = 0; k < W; ++k) dx[k] = rstd * (e.g[k] - mean_g - e.normalized[k] * mean_product);
+    In::store(a.dx, dx_offset + column, dx);
+  });
+}
+
+// A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias.
+template <typename X, typename D, typename C>
+__global__ void __launch_bounds__(kColumnThreads)
+    column_sums(const __grid_constant__ BackwardArguments a) {
+  wait_for_previous_kernel();
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x;
+  if (column >= a.cols) return;
+  const int64_t rows = ceil_div(a.rows, gridDim.y), begin = blockIdx.y * rows;
+  C weight[1], dweight = 0, dbias = 0;
+  weights_at<X>(a.formula, column, weight);
+#pragma unroll 4
+  for (int64_t row = begin; row < min(begin + rows, a.rows); ++row) {
+    using In = Access<X, 1, C>;
+    using InDy = Access<D, 1, C>;
+    C x[1], dy[1];
+    In::unpack(In::load(a.x, a.x.offset(row) + column), x);
+    InDy::unpack(InDy::load(a.dy, a.dy.offset(row) + column), dy);
+    const C rstd = statistic<X, C>(a.rstd, a.stats, row);
+    const C mean = statistic<X, C>(a.mean, a.stats, row);
+    const auto e = Gradient<X, 1, C>::template of<false>(a, column, x, dy, weight, mean, rstd);
+    dweight += e.dz[0] * e.scaled[0];
+    dbias += e.dz[0];
+  }
+  const int64_t at = blockIdx.y * a.cols + column;
+  if (a.dweight_partials != nullptr) reinterpret_cast<C*>(a.dweight_partials)[at] = dweight;
+  if (a.dbias_partials != nullptr) reinterpret_cast<C*>(a.dbias_partials)[at] = dbias;
+}
+
+}  // namespace evenkeel::cuda

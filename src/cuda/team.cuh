@@ -1,0 +1,247 @@
+// A team: the threads that share a row, and their sums.
+//
+// Every sum is made in a fixed order: within a warp by a butterfly, over warps and blocks one after
+// the other, so all threads get the same bits in every run.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include <cstdint>
+
+#include "cuda/tuning.h"
+
+namespace evenkeel::cuda {
+
+// Programmatic dependent launch: our kernels may start while the one before them in the stream
+// still runs, so each waits before it touches memory, and lets the next one start at once.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// __syncthreads() for some of a block's warps.
+__device__ inline void barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Waits for values that other blocks of a cluster store into this one's shared memory, without
+// making them wait for anything else of ours: a barrier of the whole cluster would also wait for all
+// stores to global memory.
+namespace exchange {
+#if __CUDA_ARCH__ >= 900
+__device__ inline uint32_t address_of(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+__device__ inline void init(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_of(barrier)) : "memory");
+}
+__device__ inline void make_inits_visible() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void expect(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline uint32_t remote(uint32_t address, int block) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(block));
+  return result;
+}
+// Stores a value in another block, and counts its bytes on the barrier there.
+__device__ inline void send(float value, float* to, uint64_t* barrier, int block) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+          remote(address_of(to), block)),
+      "r"(__float_as_uint(value)), "r"(remote(address_of(barrier), block))
+      : "memory");
+}
+__device__ inline void wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(address_of(barrier)),
+      "r"(parity)
+      : "memory");
+}
+#endif
+}  // namespace exchange
+
+// kAlone: the block has one team.
+template <Scope kScope, int kLanes, bool kAlone, int kMaxWarps = kRingThreads / kWarp>
+class Team {
+ public:
+  // `scratch` is shared memory for the sums (block and cluster): kReduceBytes in all.
+  __device__ Team(void* scratch, int size)
+      : barriers_(static_cast<uint64_t*>(scratch)),
+        scratch_(static_cast<char*>(scratch) + kBarrierBytes),
+        size_(size),
+        index_(static_cast<int>(threadIdx.x) / this->size()) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) {
+      if (threadIdx.x == 0) {
+        exchange::init(barriers_);
+        exchange::init(barriers_ + 1);
+        exchange::make_inits_visible();
+      }
+      meet();
+    }
+#endif
+  }
+
+  __device__ int size() const { return kScope == Scope::kWarp ? kLanes : size_; }
+  __device__ int index() const { return kAlone ? 0 : index_; }  // in its block
+  __device__ int thread() const { return kAlone ? threadIdx.x : threadIdx.x - index_ * size(); }
+  __device__ int block() const {  // of the cluster
+    return kScope == Scope::kCluster ? blockIdx.x % cluster() : 0;
+  }
+  __device__ int cluster() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) return cooperative_groups::cluster_group::num_blocks();
+#endif
+    return 1;
+  }
+
+  // All blocks of the team are here: none has ended yet whose shared memory is still written to.
+  __device__ void meet() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) cooperative_groups::this_cluster().sync();
+#endif
+  }
+
+  // All threads of the team in this block arrive; what they wrote to shared memory before is visible
+  // after.
+  __device__ void sync() const {
+    if constexpr (kScope == Scope::kWarp) {
+      __syncwarp();
+    } else if constexpr (kAlone) {
+      __syncthreads();
+    } else {
+      barrier(1 + index(), size_);
+    }
+  }
+
+  // Sums each of the values over the team; all threads get the results.
+  template <int K, typename C>
+  __device__ void sum(C (&values)[K]) {
+    butterfly<kScope == Scope::kWarp ? kLanes : kWarp>(values);
+    if constexpr (kScope != Scope::kWarp) {
+      Parts<K, C> mine;
+#pragma unroll
+      for (int k = 0; k < K; ++k) mine.value[k] = values[k];
+      const Parts<K, C>* parts = exchanged<K>(mine);
+#pragma unroll
+      for (int k = 0; k < K; ++k) values[k] = 0;
+      each_warp(parts, [&](const Parts<K, C>& part) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) values[k] += part.value[k];
+      });
+      butterfly<kReaders>(values);
+    }
+  }
+
+  // The sum over the lanes of this warp that belong to the team.
+  __device__ float warp_sum(float value) const {
+    float values[1] = {value};
+    butterfly<kScope == Scope::kWarp ? kLanes : kWarp>(values);
+    return values[0];
+  }
+
+  // The same of small counts.
+  __device__ float warp_count(int value) const {
+    if constexpr (kScope == Scope::kWarp && kLanes < kWarp) return warp_sum(static_cast<float>(value));
+    return static_cast<float>(__reduce_add_sync(0xffffffff, value));
+  }
+
+  // Each warp brings the number of its values, their mean, and the sum of their squared distances
+  // from it; all threads get mean and sum of squares of the team. share: 1 / all values.
+  __device__ void merge(float count, float share, float& mean, float& squares) {
+    if constexpr (kScope != Scope::kWarp) {
+      const Parts<3, float>* parts = exchanged<3>(Parts<3, float>{{mean, squares, count}});
+      float sum[1] = {};
+      each_warp(parts, [&](const Parts<3, float>& part) { sum[0] += part.value[0] * part.value[2]; });
+      butterfly<kReaders>(sum);
+      mean = sum[0] * share;
+      sum[0] = 0;
+      each_warp(parts, [&](const Parts<3, float>& part) {
+        const float distance = part.value[0] - mean;
+        sum[0] += part.value[1] + part.value[2] * (distance * distance);
+      });
+      butterfly<kReaders>(sum);
+      squares = sum[0];
+    }
+  }
+
+ private:
+  template <int K, typename C>
+  struct alignas(K * sizeof(C) % 8 == 0 ? 8 : 4) Parts {
+    C value[K];
+  };
+
+  // Hands a warp's values (those of its lane 0) to all threads of the team; returns all warps'. Two
+  // places in turn: nobody can be a whole exchange ahead of a reader.
+  template <int K, typename C = float>
+  __device__ const Parts<K, C>* exchanged(const Parts<K, C>& mine) {
+    const int warps = size_ / kWarp, lane = threadIdx.x % kWarp, warp = thread() / kWarp;
+    const int turn = turns_ & 1;
+    auto* parts = reinterpret_cast<Parts<K, C>*>(scratch_ + turn * kHalfBytes);
+    if constexpr (kScope == Scope::kBlock) {
+      parts += index() * warps;
+      if (lane == 0) parts[warp] = mine;
+      sync();
+    } else {
+#if __CUDA_ARCH__ >= 900
+      const int blocks = cluster();
+      if (threadIdx.x == 0)
+        exchange::expect(barriers_ + turn, blocks * warps * static_cast<int>(sizeof mine));
+      // A lane for each block of the cluster.
+      if (lane < blocks) {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+          exchange::send(mine.value[k], parts[block() * warps + warp].value + k, barriers_ + turn,
+                         lane);
+      }
+      exchange::wait(barriers_ + turn, turns_ >> 1 & 1);
+#endif
+    }
+    ++turns_;
+    return parts;
+  }
+
+  // Lanes that share the reading of what the warps exchanged; a block with rings has 16 warps.
+  static constexpr int kReaders = kMaxWarps <= 16 ? 16 : 32;
+
+  // Calls body for the parts of the team's warps, or of those that fall to this lane.
+  template <typename Part, typename Body>
+  __device__ void each_warp(const Part* parts, const Body& body) const {
+    const int warps = size_ / kWarp, lane = threadIdx.x % kReaders;
+    if constexpr (kScope == Scope::kBlock) {
+      const Part part = parts[min(lane, warps - 1)];
+      if (lane < warps) body(part);
+    } else {
+      for (int w = lane; w < warps * cluster(); w += kReaders) body(parts[w]);
+    }
+  }
+
+  // Sums over kWidth neighbouring lanes; all of them get the results.
+  template <int kWidth, int K, typename C>
+  static __device__ void butterfly(C (&values)[K]) {
+#pragma unroll
+    for (int distance = kWidth / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) values[k] += __shfl_xor_sync(0xffffffff, values[k], distance);
+    }
+  }
+
+  uint64_t* barriers_;  // cluster: one for each half of the scratch
+  char* scratch_;
+  int size_, index_;
+  int turns_ = 0;
+};
+
+}  // namespace evenkeel::cuda

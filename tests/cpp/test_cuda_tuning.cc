@@ -1,0 +1,771 @@
+// Which kernel a CUDA call gets (src/cuda/tuning.h, src/cuda/plan.h): properties that every tile and
+// every plan must have, on chips that need not be there. A kernel trusts its tile, so a wrong one
+// would read beyond shared memory, leave columns out or hang in a barrier.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cuda/plan.h"
+
+namespace evenkeel::cuda {
+namespace {
+
+struct NamedChip {
+  const char* name;
+  Chip chip;
+};
+
+constexpr NamedChip kH200 = {"H200",
+                             {.major = 9,
+                              .minor = 0,
+                              .multiprocessors = 132,
+                              .shared_bytes = 232448,
+                              .cluster_limit = 16,
+                              .clusters = {132, 66, 32, 16, 8}}};
+constexpr NamedChip kChips[] = {
+    kH200,
+    {"A100",
+     {.major = 8, .minor = 0, .multiprocessors = 108, .shared_bytes = 166912, .clusters = {108}}},
+    {"RTX 4090",
+     {.major = 8, .minor = 9, .multiprocessors = 128, .shared_bytes = 101376, .clusters = {128}}},
+    {"RTX 5090",
+     {.major = 12,
+      .minor = 0,
+      .multiprocessors = 170,
+      .shared_bytes = 101376,
+      .cluster_limit = 8,
+      .clusters = {170, 85, 42, 20, 0}}}};
+
+// What a tile depends on beside the row's length and the chip.
+struct Kind {
+  Pass pass;
+  Dtype x, other;  // other: y or dy
+  bool aligned;
+
+  int x_size() const { return static_cast<int>(size_of(x)); }
+  int other_size() const { return static_cast<int>(size_of(other)); }
+  // Elements in a load: 16 bytes of the smaller type.
+  int vector() const { return aligned ? 16 / std::min(x_size(), other_size()) : 1; }
+  // Whether it has a kernel of its own, for what is plain.
+  bool typed() const { return aligned || x == other; }
+};
+
+std::vector<Kind> all_kinds() {
+  constexpr Dtype kPairs[][2] = {{Dtype::kBF16, Dtype::kBF16},
+                                 {Dtype::kF32, Dtype::kF32},
+                                 {Dtype::kF16, Dtype::kF32},
+                                 {Dtype::kF32, Dtype::kBF16}};
+  std::vector<Kind> kinds;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const auto& [x, other] : kPairs) {
+      for (const bool aligned : {true, false}) kinds.push_back({pass, x, other, aligned});
+    }
+  }
+  return kinds;
+}
+
+// What kernels are compiled for.
+struct Offer {
+  std::vector<Tile> warps;  // teams within a warp, smallest first
+  int elements;             // of larger teams
+  int most_elements;        // of a cluster
+  int warp_threads, block_threads;
+};
+
+Offer offer_of(const Kind& kind) {
+  if (kind.pass == Pass::kForward) {
+    const int elements = forward_elements(kind.aligned);
+    Offer offer{{}, elements, elements, kForwardWarpThreads, kForwardBlockThreads};
+    for (const ForwardShort& s : kForwardShort) {
+      if (s.elements <= elements) offer.warps.push_back({.team = s.team, .elements = s.elements});
+    }
+    return offer;
+  }
+  Offer offer{{}, kBackwardElements, kBackwardMostElements, kRingThreads, kRingThreads};
+  for (const int team : kBackwardTeams)
+    offer.warps.push_back({.team = team, .elements = kBackwardElements});
+  return offer;
+}
+
+Tile tile_of(const Kind& kind, int64_t cols, const Chip& chip) {
+  return kind.pass == Pass::kForward
+             ? forward_tile(cols, kind.aligned, chip)
+             : backward_tile(cols, kind.x_size(), kind.other_size(), kind.aligned, chip);
+}
+
+// Only the backward pass has rings.
+int64_t shared_of(const Kind& kind, int64_t cols, const Tile& tile) {
+  if (tile.streams() || kind.pass == Pass::kForward) return 0;
+  return backward_shared(cols, kind.x_size(), kind.other_size(), kind.aligned, tile);
+}
+
+// --- Tiles
+
+struct Choice {
+  const NamedChip& on;
+  const Kind& kind;
+  const Offer& offer;
+  int64_t cols;
+  Tile tile;
+
+  const Chip& chip() const { return on.chip; }
+};
+
+// Columns of a row for one block of a cluster. Going forward the blocks' vectors take turns, going
+// backward each block has neighbouring columns.
+int64_t share_of_block(const Choice& c, const Tile& tile) {
+  return c.kind.pass == Pass::kForward ? ceil_div(c.cols, tile.cluster) : part_cols(c.cols, tile);
+}
+
+std::string describe(const Choice& c) {
+  std::ostringstream text;
+  text << c.on.name << (c.kind.pass == Pass::kForward ? " forward " : " backward ")
+       << name_of(c.kind.x) << " " << name_of(c.kind.other) << (c.kind.aligned ? "" : " not")
+       << " aligned, cols " << c.cols << ": team " << c.tile.team << ", elements "
+       << c.tile.elements << ", cluster " << c.tile.cluster << ", threads " << c.tile.threads
+       << ", stages " << c.tile.stages;
+  return text.str();
+}
+
+// Every length of rows that are short, and then some around powers of two and between them.
+const std::vector<int64_t>& all_lengths() {
+  static const std::vector<int64_t> lengths = [] {
+    constexpr int64_t kDense = 20000, kLongest = int64_t{1} << 24;
+    std::vector<int64_t> result;
+    for (int64_t cols = 1; cols <= kDense; ++cols) result.push_back(cols);
+    const auto add_around = [&](int64_t cols) {
+      for (const int away : {-8, -1, 0, 1, 8}) result.push_back(cols + away);
+    };
+    for (int64_t cols = 2 * kDense; cols < kLongest; cols += cols / 64) add_around(cols / 8 * 8);
+    for (int64_t cols = 1 << 15; cols <= kLongest; cols *= 2) add_around(cols);
+    return result;
+  }();
+  return lengths;
+}
+
+// `flaw` says what is wrong with a choice; nullptr: nothing. One report for each chip and kind.
+void expect_of_all_tiles(const char* (*flaw)(const Choice&)) {
+  for (const NamedChip& on : kChips) {
+    for (const Kind& kind : all_kinds()) {
+      const Offer offer = offer_of(kind);
+      for (const int64_t cols : all_lengths()) {
+        if (cols % kind.vector() != 0) continue;
+        const Choice choice{on, kind, offer, cols, tile_of(kind, cols, on.chip)};
+        if (const char* what = flaw(choice)) {
+          ADD_FAILURE() << what << ": " << describe(choice);
+          break;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaTile, HoldsEveryColumn) {
+  expect_of_all_tiles([](const Choice& c) -> const char* {
+    const Tile& tile = c.tile;
+    if (tile.streams()) return nullptr;
+    if (tile.elements % c.kind.vector() != 0) return "a thread holds a piece of a vector";
+    const int64_t share = share_of_block(c, tile);
+    if (share > int64_t{tile.team} * tile.elements) return "the threads hold too little";
+    if (share * tile.cluster < c.cols) return "the blocks hold too little";
+    if (c.kind.pass == Pass::kForward) {
+      return int64_t{tile.team} * (tile.cluster - 1) * c.kind.vector() >= c.cols
+                 ? "the last block has no columns"
+                 : nullptr;
+    }
+    if (share % c.kind.vector() != 0) return "a block's share cuts a vector apart";
+    return share * (tile.cluster - 1) >= c.cols ? "the last block has no columns" : nullptr;
+  });
+}
+
+const char* flaw_of_warp(const Choice& c) {
+  if (c.tile.cluster != 1) return "a cluster whose sums stay in a warp";
+  if (c.tile.threads > c.offer.warp_threads) return "more threads than the kernel is compiled for";
+  for (const Tile& offered : c.offer.warps) {
+    if (offered.team == c.tile.team && offered.elements == c.tile.elements) return nullptr;
+  }
+  return "no kernel has such a team";
+}
+
+const char* flaw_of_block(const Choice& c) {
+  constexpr int kNamedBarriers = 15;  // of 16; the first one is __syncthreads()
+  if (c.tile.cluster != 1) return "a cluster whose sums stay in a block";
+  if (c.tile.team % kWarp != 0) return "a warp that waits in two barriers";
+  if (c.tile.elements != c.offer.elements) return "no kernel holds so many elements";
+  if (c.tile.threads > c.offer.block_threads) return "more threads than the kernel is compiled for";
+  return c.tile.teams() > kNamedBarriers ? "more teams than barriers" : nullptr;
+}
+
+const char* flaw_of_cluster(const Choice& c) {
+  const int cluster = c.tile.cluster;
+  if (cluster < 2 || cluster > kMaxCluster || !std::has_single_bit(static_cast<unsigned>(cluster)))
+    return "a cluster of odd size";
+  if (cluster > c.chip().cluster_limit) return "a cluster that the chip lacks";
+  if (c.chip().clusters_of(cluster) < 1) return "a cluster that never runs";
+  if (c.tile.team % kWarp != 0 || c.tile.teams() != 1)
+    return "a cluster with many teams in a block";
+  if (c.tile.elements != c.offer.elements && c.tile.elements != c.offer.most_elements)
+    return "no kernel holds so many elements";
+  return c.tile.threads > c.offer.block_threads ? "more threads than the kernel is compiled for"
+                                                : nullptr;
+}
+
+const char* flaw_of_streamed(const Choice& c) {
+  if (c.tile.scope != Scope::kBlock || c.tile.cluster != 1) return "a streamed row of many blocks";
+  return c.tile.teams() != 1 || c.tile.threads > kMaxThreads ? "threads of a streamed row"
+                                                             : nullptr;
+}
+
+TEST(CudaTile, HasAShapeThatKernelsTake) {
+  expect_of_all_tiles([](const Choice& c) -> const char* {
+    const Tile& tile = c.tile;
+    const auto team = static_cast<unsigned>(tile.team);
+    if (team % kWarp != 0 && (team > kWarp || !std::has_single_bit(team)))
+      return "a team of odd size";
+    if (tile.threads < 1 || tile.threads % kWarp != 0) return "threads are not whole warps";
+    if (tile.threads % tile.team != 0) return "threads are not whole teams";
+    // Backward sums are pairs; forward a warp has a mean, squares and a count; streamed rows may
+    // have pairs of doubles.
+    const auto of_warp = static_cast<int>(tile.streams() ? 2 * sizeof(double) : 3 * sizeof(float));
+    if (tile.threads / kWarp * tile.cluster * of_warp > kHalfBytes) return "no room for the sums";
+    if (tile.streams()) return flaw_of_streamed(c);
+    if (c.kind.pass == Pass::kForward) {
+      if (tile.stages != 0) return "a forward kernel has no ring";
+      // Its teams of a warp know their number at compile time, the larger ones are alone.
+      if (tile.threads != (tile.scope == Scope::kWarp ? c.offer.warp_threads : tile.team))
+        return "a forward kernel finds its rows elsewhere";
+    } else if (tile.stages < kMinStages || tile.stages > kMaxStages) {
+      return "a ring of too few or too many rows";
+    }
+    switch (tile.scope) {
+      case Scope::kWarp:
+        return flaw_of_warp(c);
+      case Scope::kBlock:
+        return flaw_of_block(c);
+      case Scope::kCluster:
+        return flaw_of_cluster(c);
+    }
+    return "a scope without a name";
+  });
+}
+
+// Bytes of shared memory that a backward kernel touches, counted without padding.
+int64_t bytes_touched(const Choice& c) {
+  const Tile& tile = c.tile;
+  const int64_t share = share_of_block(c, tile);
+  // A row that is not aligned keeps its place within 16 bytes.
+  const int64_t before = c.kind.aligned ? 0 : 15;
+  const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
+  // At the end teams, or warps of small ones, add up their dweight and dbias, if they are several.
+  const int64_t writers = tile.threads / std::max(tile.team, kWarp);
+  const int64_t sums = tile.teams() == 1 ? 0 : 2 * writers * share * int64_t{sizeof(float)};
+  return kReduceBytes + std::max(tile.teams() * tile.stages * slot, sums);
+}
+
+static_assert(kReduceBytes % kSlotAlignment == 0, "the first slot comes after the sums");
+
+TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
+  expect_of_all_tiles([](const Choice& c) -> const char* {
+    if (c.tile.streams() || c.kind.pass == Pass::kForward) return nullptr;
+    const int64_t shared = shared_of(c.kind, c.cols, c.tile);
+    if (shared > c.chip().shared_bytes) return "more shared memory than there is";
+    if (shared < bytes_touched(c)) return "less shared memory than is used";
+    if (c.tile.stages == kMaxStages) return nullptr;
+    Tile longer = c.tile;
+    ++longer.stages;
+    return shared_of(c.kind, c.cols, longer) <= c.chip().shared_bytes ? "room for another row"
+                                                                      : nullptr;
+  });
+}
+
+// Whether rings of the least length fit into shared memory.
+bool could_fit(const Choice& c, Tile tile) {
+  tile.stages = kMinStages;
+  return shared_of(c.kind, c.cols, tile) <= c.chip().shared_bytes;
+}
+
+// Whether a cluster of this size (1: a block) could hold the row if it did nothing else.
+bool could_hold(const Choice& c, int cluster, int elements) {
+  const Tile tile{.scope = cluster == 1 ? Scope::kBlock : Scope::kCluster,
+                  .team = c.offer.block_threads,
+                  .elements = elements,
+                  .cluster = cluster,
+                  .threads = c.offer.block_threads};
+  return share_of_block(c, tile) <= int64_t{tile.team} * elements && could_fit(c, tile);
+}
+
+bool some_cluster_could_hold(const Choice& c, int elements) {
+  for (int cluster = 2; cluster <= c.chip().cluster_limit; cluster *= 2) {
+    if (could_hold(c, cluster, elements)) return true;
+  }
+  return false;
+}
+
+TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
+  expect_of_all_tiles([](const Choice& c) -> const char* {
+    const Tile& tile = c.tile;
+    const Offer& offer = c.offer;
+    if (tile.streams()) {
+      return could_hold(c, 1, offer.elements) || some_cluster_could_hold(c, offer.elements) ||
+                     some_cluster_could_hold(c, offer.most_elements)
+                 ? "the row need not be streamed"
+                 : nullptr;
+    }
+    bool crowded = false;  // a smaller team would do, but even half a block has too many of them
+    for (Tile smaller : offer.warps) {
+      if (smaller.capacity() >= tile.capacity() || smaller.capacity() < c.cols) continue;
+      smaller.threads = offer.warp_threads / 2;
+      if (could_fit(c, smaller)) return "a smaller part of a warp would do";
+      crowded = true;
+    }
+    if (tile.scope != Scope::kWarp &&
+        share_of_block(c, tile) <= int64_t{tile.team - kWarp} * tile.elements)
+      return "a warp less would do";
+    if (tile.scope == Scope::kCluster) {
+      if (could_hold(c, 1, offer.elements)) return "a block would do";
+      if (tile.elements > offer.elements && some_cluster_could_hold(c, offer.elements))
+        return "fewer elements would do";
+      if (tile.cluster > 2 && could_hold(c, tile.cluster / 2, tile.elements))
+        return "half the cluster would do";
+    }
+    const bool smallest = crowded || tile.capacity() == offer.warps.front().capacity();
+    return !smallest && tile.capacity() >= 2 * c.cols ? "half of the tile or more is empty"
+                                                      : nullptr;
+  });
+}
+
+// Persistent blocks are alone on a multiprocessor, so small ones would leave it idle.
+TEST(CudaTile, BackwardBlocksAreAtLeastHalfFull) {
+  expect_of_all_tiles([](const Choice& c) -> const char* {
+    if (c.kind.pass == Pass::kForward || c.tile.streams() || c.tile.cluster > 1) return nullptr;
+    return c.tile.threads + c.tile.team <= kRingThreads / 2 ? "room for another team" : nullptr;
+  });
+}
+
+// The longest rows of half types that a large cluster holds in both passes.
+TEST(CudaTile, NoLongHalfRowIsStreamedOnAnH200) {
+  constexpr int64_t kLongest = 262144;
+  for (const Kind& kind : all_kinds()) {
+    if (!kind.aligned || kind.x_size() != 2 || kind.other_size() != 2) continue;
+    const Offer offer = offer_of(kind);
+    for (int64_t cols = kind.vector(); cols <= kLongest; cols += kind.vector()) {
+      const Choice choice{kH200, kind, offer, cols, tile_of(kind, cols, kH200.chip)};
+      ASSERT_FALSE(choice.tile.streams()) << describe(choice);
+    }
+  }
+}
+
+// The functions stay plain: a tile can be had at compile time.
+static_assert(forward_tile(4096, true, kH200.chip).capacity() >= 4096);
+static_assert(backward_tile(4096, 2, 2, true, kH200.chip).capacity() >= 4096);
+
+// --- Plans
+
+// Addresses far from each other that nothing lies at: a plan reads no memory.
+char* nowhere(uintptr_t index) { return reinterpret_cast<char*>(index << 44); }
+
+// Dense rows of one block, with everything that a pass can have.
+Call make_call(Pass pass, int64_t rows, int64_t cols, Dtype x, Dtype other) {
+  Call call{.pass = pass,
+            .op = EK_LAYER_NORM,
+            .layout = EK_NCHW,
+            .activation = EK_ACTIVATION_NONE,
+            .casting = EK_CASTING_NONE,
+            .eps = 1e-5,
+            .weight_offset = 0,
+            .outer = 1,
+            .inner = rows,
+            .width = cols,
+            .groups = 1,
+            .channels = cols,
+            .x = {nowhere(1), x, cols, rows * cols},
+            .y = {},
+            .dy = {},
+            .dx = {},
+            .weight = {nowhere(2), Dtype::kF32},
+            .bias = {nowhere(3), Dtype::kF32},
+            .dweight = {},
+            .dbias = {},
+            .mean = nowhere(4),
+            .rstd = nowhere(5),
+            .stats = Dtype::kF32,
+            .compute = Dtype::kF32,
+            .device = EK_CUDA,
+            .device_index = 0,
+            .stream = nullptr,
+            .workspace = nullptr,
+            .workspace_size = 0,
+            .parallel = Parallel(ek_parallel{})};
+  (pass == Pass::kForward ? call.y : call.dy) = {nowhere(6), other, cols, rows * cols};
+  if (pass == Pass::kBackward) {
+    call.dx = {nowhere(7), x, cols, rows * cols};
+    call.dweight = {nowhere(8), Dtype::kF32};
+    call.dbias = {nowhere(9), Dtype::kF32};
+  }
+  return call;
+}
+
+// A call that has the kind's tile: without alignment, its second tensor begins one element late.
+Call call_of(const Kind& kind, int64_t rows, int64_t cols) {
+  Call call = make_call(kind.pass, rows, cols, kind.x, kind.other);
+  if (!kind.aligned) (kind.pass == Pass::kForward ? call.y : call.dy).data += kind.other_size();
+  return call;
+}
+
+bool is_same(const Tile& a, const Tile& b) {
+  const auto fields = [](const Tile& t) {
+    return std::tie(t.scope, t.team, t.elements, t.cluster, t.threads, t.stages);
+  };
+  return fields(a) == fields(b);
+}
+
+constexpr int64_t kManyRows = int64_t{1} << 31;
+
+// Calls body(choice, rows, call, plan) for rows of some lengths, of all kinds, on all chips.
+template <typename Body>
+void for_plans(Body body) {
+  constexpr int64_t kLengths[] = {1,     7,     8,     64,    100,    512,    1000,    1024,   4096,
+                                  10240, 12288, 16384, 20000, 100000, 262144, 1 << 20, 1 << 24};
+  for (const NamedChip& on : kChips) {
+    for (const Kind& kind : all_kinds()) {
+      const Offer offer = offer_of(kind);
+      for (const int64_t cols : kLengths) {
+        if (cols % kind.vector() != 0) continue;
+        const Tile tile = kind.typed() ? tile_of(kind, cols, on.chip) : streamed_tile(cols);
+        const Choice choice{on, kind, offer, cols, tile};
+        for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1000}, kManyRows}) {
+          SCOPED_TRACE(describe(choice) + ", rows " + std::to_string(rows));
+          const Call call = call_of(kind, rows, cols);
+          body(choice, rows, call, make_plan(call, on.chip));
+          if (testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// for_plans() finds the tile without the number of rows.
+TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
+  for_plans([](const Choice& c, int64_t, const Call&, const Plan& plan) {
+    EXPECT_EQ(plan.untyped == nullptr, c.kind.typed());
+    EXPECT_EQ(plan.aligned, c.kind.aligned);
+    EXPECT_TRUE(is_same(plan.tile, c.tile));
+    EXPECT_EQ(plan.shared, shared_of(c.kind, c.cols, c.tile));
+  });
+}
+
+// Blocks stay until all rows are done going backward; otherwise each team has one row.
+bool is_persistent(const Plan& plan, Pass pass) {
+  return pass == Pass::kBackward && !plan.tile.streams();
+}
+
+TEST(CudaPlan, NoMoreBlocksStayThanRunAtOnce) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    if (!is_persistent(plan, c.kind.pass)) return;
+    const int64_t at_once = c.chip().clusters_of(plan.tile.cluster);
+    EXPECT_LE(plan.groups, at_once);
+    EXPECT_LE(plan.groups * plan.tile.cluster, c.chip().multiprocessors);
+    if (rows == kManyRows) {
+      EXPECT_EQ(plan.groups, at_once);
+    }
+  });
+}
+
+TEST(CudaPlan, EveryRowHasABlockAndEveryBlockARow) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    const bool stays = is_persistent(plan, c.kind.pass);
+    const int64_t teams = plan.tile.teams();
+    if (!stays || rows == 0) {
+      EXPECT_GE(plan.groups * teams, rows);
+    } else {
+      EXPECT_GE(plan.groups, 1);
+    }
+    // Teams that share a warp have neighbouring rows; the others of persistent blocks get a second
+    // row for a block only when all blocks have one.
+    const int64_t last = plan.groups - 1;
+    EXPECT_LT(stays && plan.tile.team >= kWarp ? last : last * teams, rows);
+  });
+}
+
+// As many rows as the largest memory holds. A grid's first side has up to 2^31 - 1 blocks.
+TEST(CudaPlan, HasAGridThatCanBeLaunched) {
+  constexpr int64_t kMemory = int64_t{1} << 38;
+  for (const NamedChip& on : kChips) {
+    for (const Kind& kind : all_kinds()) {
+      for (const bool untyped : {false, true}) {
+        for (int64_t cols = kind.vector(); cols <= 1 << 24; cols *= 2) {
+          const int64_t rows = kMemory / (cols * (kind.x_size() + kind.other_size()));
+          Call call = call_of(kind, rows, cols);
+          if (untyped) call.compute = Dtype::kF64;
+          const Plan plan = make_plan(call, on.chip);
+          ASSERT_LE(plan.groups * plan.tile.cluster, std::numeric_limits<int32_t>::max())
+              << rows << " rows of " << cols << " " << name_of(kind.x)
+              << (untyped ? ", arithmetic in f64" : "");
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaPlan, EveryGroupHasARowOfPartialSums) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    if (c.kind.pass == Pass::kForward) {
+      EXPECT_EQ(plan.partials, 0);
+    } else if (is_persistent(plan, c.kind.pass)) {
+      EXPECT_EQ(plan.partials, plan.groups);
+    } else {
+      EXPECT_GE(plan.partials, rows == 0 ? 0 : 1);
+      EXPECT_LE(plan.partials, std::min<int64_t>(rows, kMaxChunks));
+    }
+  });
+}
+
+// Room for the partial sums that are wanted, from the first aligned address on, and hardly more.
+void expect_workspace(const Call& call, const Chip& chip) {
+  const Plan plan = make_plan(call, chip);
+  const int64_t one = plan.partials * call.width * size_of(call.compute);
+  const int wanted = (call.dweight ? 1 : 0) + (call.dbias ? 1 : 0);
+  if (wanted == 0 || plan.partials == 0) {
+    EXPECT_EQ(plan.workspace, 0);
+    return;
+  }
+  EXPECT_EQ(plan.dbias_at % kWorkspaceAlignment, 0);
+  if (call.dweight) {
+    EXPECT_GE(plan.dbias_at, one);
+  }
+  const int64_t end = call.dbias ? plan.dbias_at + one : one;
+  EXPECT_GE(plan.workspace, end + kWorkspaceAlignment - 1);
+  EXPECT_LE(plan.workspace, wanted * one + (wanted + 1) * kWorkspaceAlignment);
+  // However many rows there are.
+  const int64_t most = std::max(chip.multiprocessors, kMaxChunks);
+  EXPECT_LE(plan.workspace, 2 * (most + 1) * round_up(call.width * size_of(call.compute), 16));
+}
+
+TEST(CudaPlan, TheWorkspaceHasRoomForWhatIsWanted) {
+  for_plans([](const Choice& c, int64_t, const Call& call, const Plan& plan) {
+    if (c.kind.pass == Pass::kForward) {
+      EXPECT_EQ(plan.workspace, 0);
+      return;
+    }
+    for (const Dtype compute : {Dtype::kF32, Dtype::kF64}) {
+      for (const bool dweight : {false, true}) {
+        for (const bool dbias : {false, true}) {
+          Call some = call;
+          some.compute = compute;
+          if (!dweight) some.dweight = {};
+          if (!dbias) some.dbias = {};
+          SCOPED_TRACE(testing::Message() << name_of(compute) << (dweight ? " dweight" : "")
+                                          << (dbias ? " dbias" : ""));
+          expect_workspace(some, c.chip());
+        }
+      }
+    }
+  });
+}
+
+// Calls body(call) with every activation, casting order and a weight's offset.
+template <typename Body>
+void for_formulas(const Kind& kind, Body body) {
+  for (const ek_activation activation : {EK_ACTIVATION_NONE, EK_ACTIVATION_SILU}) {
+    for (const ek_casting casting : {EK_CASTING_NONE, EK_CASTING_LLAMA, EK_CASTING_GEMMA}) {
+      for (const double weight_offset : {0.0, 1.0}) {
+        Call call = call_of(kind, 1000, 1024);
+        call.op = EK_RMS_NORM;
+        call.activation = activation;
+        call.casting = casting;
+        call.weight_offset = weight_offset;
+        SCOPED_TRACE(testing::Message() << "activation " << activation << ", casting " << casting
+                                        << ", weight_offset " << weight_offset);
+        body(call);
+      }
+    }
+  }
+}
+
+// The gradient's plain kernels have an offset of the weight, the forward ones do not.
+TEST(CudaPlan, IsPlainWithoutActivationAndCasting) {
+  for (const Kind& kind : all_kinds()) {
+    for_formulas(kind, [&](const Call& call) {
+      EXPECT_EQ(make_plan(call, kH200.chip).plain,
+                call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA &&
+                    (call.pass == Pass::kBackward || call.weight_offset == 0));
+    });
+  }
+}
+
+// Rows that are not aligned have kernels for what is common only.
+TEST(CudaPlan, EveryFormulaOfAlignedRowsHasAKernel) {
+  for (const Kind& kind : all_kinds()) {
+    for_formulas(kind, [&](const Call& call) {
+      const Plan plan = make_plan(call, kH200.chip);
+      const bool typed =
+          kind.typed() && (kind.aligned || plan.plain || kind.pass == Pass::kForward);
+      ASSERT_EQ(plan.untyped == nullptr, typed) << (typed ? plan.untyped : "");
+      EXPECT_EQ(plan.aligned, kind.aligned);
+      if (!typed) {
+        EXPECT_NE(std::strstr(plan.untyped, "not aligned"), nullptr) << plan.untyped;
+      }
+    });
+  }
+}
+
+// --- Types
+
+struct TypesCase {
+  const char* name;
+  Pass pass;
+  Dtype x, other;
+  void (*change)(Call&);
+  const char* reason;  // a word of it; nullptr: a kernel has been compiled for these types
+};
+
+const TypesCase kTypesCases[] = {
+    {"f16", Pass::kForward, Dtype::kF16, Dtype::kF16, [](Call&) {}, nullptr},
+    {"bf16 to f32", Pass::kForward, Dtype::kBF16, Dtype::kF32, [](Call&) {}, nullptr},
+    {"f32 to f16", Pass::kBackward, Dtype::kF32, Dtype::kF16, [](Call&) {}, nullptr},
+    {"f16 to bf16", Pass::kForward, Dtype::kF16, Dtype::kBF16, [](Call&) {}, "bf16"},
+    {"bf16 to f16", Pass::kBackward, Dtype::kBF16, Dtype::kF16, [](Call&) {}, "bf16"},
+    {"f64 x", Pass::kForward, Dtype::kF64, Dtype::kF64,
+     [](Call& c) { c.compute = c.stats = Dtype::kF64; }, "f64"},
+    {"f64 weight", Pass::kBackward, Dtype::kF32, Dtype::kF32,
+     [](Call& c) { c.weight.dtype = c.compute = c.stats = Dtype::kF64; }, "f64"},
+    {"dx of another type", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.dx.dtype = Dtype::kF32; }, "dx"},
+    {"dx of the other half type", Pass::kBackward, Dtype::kF16, Dtype::kF32,
+     [](Call& c) { c.dx.dtype = Dtype::kBF16; }, "dx"},
+    {"an absent dx", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) {
+       c.dx = {nullptr, Dtype::kF32, 1, 1};
+     },
+     nullptr},
+    {"parameters of one type", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = c.bias.dtype = Dtype::kF16; }, nullptr},
+    {"parameters of two types", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = Dtype::kF16; }, "weight and bias"},
+    {"an absent bias of another type", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) {
+       c.bias = {nullptr, Dtype::kBF16};
+     },
+     nullptr},
+    {"parameters of two types, backward", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = Dtype::kF16; }, nullptr},
+    {"results of other types", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.dweight.dtype = Dtype::kBF16, c.dbias.dtype = Dtype::kF64; }, nullptr},
+};
+
+TEST(CudaPlan, LooksTypesUpAtRunTimeForAReason) {
+  for (const TypesCase& c : kTypesCases) {
+    SCOPED_TRACE(c.name);
+    Call call = make_call(c.pass, 1000, 1024, c.x, c.other);
+    c.change(call);
+    const Plan plan = make_plan(call, kH200.chip);
+    EXPECT_EQ(plan.tile.streams(), c.reason != nullptr);
+    EXPECT_EQ(plan.aligned, c.reason == nullptr);
+    ASSERT_EQ(plan.untyped != nullptr, c.reason != nullptr) << (plan.untyped ? plan.untyped : "");
+    if (c.reason == nullptr) continue;
+    EXPECT_NE(std::strstr(plan.untyped, c.reason), nullptr) << plan.untyped;
+    EXPECT_EQ(plan.shared, 0);
+  }
+}
+
+// --- Addresses and strides
+
+// What kernels ask of an address.
+struct Operand {
+  const char* name;
+  char*& (*address)(Call&);
+  bool whole;    // it must not cut elements apart
+  bool vectors;  // vectors of 16 bytes are read or written there
+};
+
+const Operand kOperands[] = {
+    {"x", [](Call& c) -> char*& { return c.x.data; }, true, true},
+    {"y", [](Call& c) -> char*& { return c.y.data; }, true, true},
+    {"dy", [](Call& c) -> char*& { return c.dy.data; }, true, true},
+    {"dx", [](Call& c) -> char*& { return c.dx.data; }, true, true},
+    {"weight", [](Call& c) -> char*& { return c.weight.data; }, true, true},
+    {"bias", [](Call& c) -> char*& { return c.bias.data; }, true, true},
+    {"mean", [](Call& c) -> char*& { return c.mean; }, true, false},
+    {"rstd", [](Call& c) -> char*& { return c.rstd; }, true, false},
+    {"dweight", [](Call& c) -> char*& { return c.dweight.data; }, false, false},
+    {"dbias", [](Call& c) -> char*& { return c.dbias.data; }, false, false},
+};
+
+// Everything is float32 here.
+TEST(CudaPlan, EveryAddressCounts) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const Operand& operand : kOperands) {
+      for (int bytes = 0; bytes <= 32; ++bytes) {
+        Call call = make_call(pass, 1000, 1024, Dtype::kF32, Dtype::kF32);
+        char*& address = operand.address(call);
+        if (address == nullptr) continue;
+        address += bytes;
+        SCOPED_TRACE(testing::Message() << operand.name << " + " << bytes);
+        const Plan plan = make_plan(call, kH200.chip);
+        const bool typed = !operand.whole || bytes % 4 == 0;
+        ASSERT_EQ(plan.untyped == nullptr, typed);
+        if (!typed) {
+          ASSERT_NE(std::strstr(plan.untyped, "address"), nullptr) << plan.untyped;
+        }
+        ASSERT_EQ(plan.aligned, typed && (!operand.vectors || bytes % 16 == 0));
+      }
+    }
+  }
+}
+
+// A half type's address may be odd in fours, but not in twos.
+TEST(CudaPlan, AnElementIsCutApartByItsOwnSize) {
+  for (const int bytes : {1, 2, 3, 4}) {
+    Call call = make_call(Pass::kForward, 1000, 1024, Dtype::kF16, Dtype::kF16);
+    call.x.data += bytes;
+    EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
+    call.x.data -= bytes;
+    call.weight.dtype = call.bias.dtype = Dtype::kBF16;
+    call.weight.data += bytes;
+    EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
+  }
+}
+
+TEST(CudaPlan, EveryStrideCounts) {
+  constexpr int64_t Tensor::*kStrides[] = {&Tensor::row_stride, &Tensor::outer_stride};
+  constexpr Tensor Call::*kTensors[] = {&Call::x, &Call::y, &Call::dy, &Call::dx};
+  for (const Kind& kind : all_kinds()) {
+    if (!kind.aligned) continue;
+    for (const auto tensor : kTensors) {
+      for (const auto stride : kStrides) {
+        for (int more = 0; more <= 16; ++more) {
+          Call call = make_call(kind.pass, 1000, 1024, kind.x, kind.other);
+          if (!(call.*tensor)) continue;
+          call.*tensor.*stride += more;
+          ASSERT_EQ(make_plan(call, kH200.chip).aligned,
+                    more * size_of((call.*tensor).dtype) % 16 == 0)
+              << more << " more elements of " << name_of((call.*tensor).dtype);
+        }
+      }
+    }
+  }
+}
+
+// Only the row's length is odd: strides leave a gap after it.
+TEST(CudaPlan, TheRowsLengthCounts) {
+  for (const Kind& kind : all_kinds()) {
+    if (!kind.aligned) continue;
+    for (int64_t cols = 1; cols <= 64; ++cols) {
+      Call call = make_call(kind.pass, 1000, 64, kind.x, kind.other);
+      call.width = call.channels = cols;
+      ASSERT_EQ(make_plan(call, kH200.chip).aligned, cols % kind.vector() == 0)
+          << cols << " of " << name_of(kind.x) << " and " << name_of(kind.other);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel::cuda
