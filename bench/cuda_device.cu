@@ -64,6 +64,8 @@ class CudaDevice : public Device {
   }
   void upload(void* to, const void* from, size_t bytes) override {
     require(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "upload");
+    // It may return before the last bytes have arrived, and our stream does not wait for it.
+    require(cudaStreamSynchronize(nullptr), "upload");
   }
   void download(void* to, const void* from, size_t bytes) override {
     require(cudaStreamSynchronize(stream_), "run");

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, made from the CSV files that rivals.py writes.
+"""The tables of docs/performance.md, made from the CSV files that rivals.py (CPU) and gpu.py write.
 
 For every problem and pass: the share of the limit that evenkeel and the best rival reach, and the lead (the best
 rival's time / evenkeel's). Rewrites what lies between the markers; nothing in the tables is typed by hand.
@@ -11,7 +11,6 @@ import pathlib
 import sys
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
-BEGIN, END = "<!-- rivals: begin (benchmarks/table.py) -->", "<!-- rivals: end -->"
 RIVALS = ("torch", "onednn")
 COLUMNS = [(dtype, pass_) for dtype in ("f32", "bf16") for pass_ in ("forward", "backward")]
 
@@ -73,13 +72,54 @@ def markdown(path):
     return "\n".join(lines)
 
 
+def gpu_markdown(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    lines, hosts = {}, {}
+    for row in rows:
+        table = hosts if row["pass"].startswith("host") else lines
+        key = (row["op"], row["shape"], row["dtype"], row["pass"])
+        table.setdefault(key, {})[row["library"]] = row
+    text = [
+        f"From `{path.name}`: {rows[0]['machine']}, torch {rows[0]['torch']}, triton {rows[0]['triton']}, "
+        f"commit {rows[0]['commit']}.",
+        "",
+        "| | limit, µs | evenkeel, µs | of limit | best rival | of limit | lead |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    ahead = 0
+    for key, found in lines.items():
+        ours = found.pop("evenkeel")
+        best = min(found.values(), key=lambda row: float(row["time_us"]))
+        lead = float(best["time_us"]) / float(ours["time_us"])
+        ahead += lead >= 1
+        mark = "" if lead >= 1 else "*"
+        text.append(
+            f"| {' '.join(key)} | {float(ours['ceiling_us']):.1f} | {float(ours['time_us']):.1f} | "
+            f"{mark}{float(ours['of_limit']):.2f}{mark} | {best['library']} | "
+            f"{float(best['of_limit']):.2f} | {mark}{lead:.2f}x{mark} |"
+        )
+    text += [
+        "",
+        f"Ahead of these rivals in {ahead} of {len(lines)} lines; the others are in italics.",
+    ]
+    if hosts:
+        text += ["", "| host cost of a call, µs | evenkeel | torch |", "|---|---|---|"]
+        for key, found in hosts.items():
+            figures = (f"{float(found[name]['time_us']):.1f}" for name in ("evenkeel", "torch"))
+            text.append(f"| {' '.join(key)} | {' | '.join(figures)} |")
+    return "\n".join(text)
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    text = DOCUMENT.read_text()
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    DOCUMENT.write_text(f"{head}{BEGIN}\n{markdown(pathlib.Path(sys.argv[1]))}\n{END}{tail}")
+    path = pathlib.Path(sys.argv[1])
+    name, table = ("gpu", gpu_markdown) if path.name.startswith("gpu") else ("rivals", markdown)
+    begin, end = f"<!-- {name}: begin (benchmarks/table.py) -->", f"<!-- {name}: end -->"
+    head, rest = DOCUMENT.read_text().split(begin)
+    _, tail = rest.split(end)
+    DOCUMENT.write_text(f"{head}{begin}\n{table(path)}\n{end}{tail}")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ namespace evenkeel::cuda {
 
 struct Any {};
 
+// Not inlined: there are many callers, and none is in a hurry.
 template <typename C>
-__device__ inline C load_any(const char* data, Dtype dtype, int64_t index) {
+__device__ __noinline__ C load_any(const char* data, Dtype dtype, int64_t index) {
   const auto read = [&](auto value) {
     const char* at = data + index * static_cast<int64_t>(sizeof value);
     if (reinterpret_cast<uintptr_t>(at) % sizeof value == 0)
@@ -50,7 +51,7 @@ __device__ inline void convert(float value, __nv_bfloat16& to) { to = __float2bf
 __device__ inline void convert(double value, __nv_bfloat16& to) { to = __double2bfloat16(value); }
 
 template <typename C>
-__device__ inline void store_any(char* data, Dtype dtype, int64_t index, C value) {
+__device__ __noinline__ void store_any(char* data, Dtype dtype, int64_t index, C value) {
   const auto write = [&](auto stored) {
     convert(value, stored);
     char* at = data + index * static_cast<int64_t>(sizeof stored);
@@ -120,16 +121,22 @@ struct Access {
       for (int k = 0; k < W; ++k) out[k] = to_float(raw.at[k]);
     }
   }
-  static __device__ Raw filled(float value) {
-    Raw raw;
-#pragma unroll
-    for (int k = 0; k < W; ++k) convert(value, raw.at[k]);
-    return raw;
-  }
   // Zeros unless `valid`.
   static __device__ Raw load_if(bool valid, const char* at) {
     Raw raw{};
     if (valid) raw = load(at);
+    return raw;
+  }
+  // The same from global memory that is read once: it leaves the caches to what is read again.
+  static __device__ Raw load_once_if(bool valid, const char* at) {
+    Raw raw{};
+    if constexpr (W == 1) {
+      if (valid) raw = load(at);
+    } else if (valid) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        reinterpret_cast<Word*>(&raw)[i] = __ldcs(reinterpret_cast<const Word*>(at) + i);
+    }
     return raw;
   }
   static __device__ void store(const DeviceTensor& tensor, int64_t index, const C (&values)[W]) {
@@ -144,7 +151,7 @@ struct Access {
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; ++i)
-        reinterpret_cast<Word*>(at)[i] = reinterpret_cast<const Word*>(&raw)[i];
+        __stcs(reinterpret_cast<Word*>(at) + i, reinterpret_cast<const Word*>(&raw)[i]);
     }
   }
   // The value that is left after a stay in this type.

@@ -73,6 +73,7 @@ void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
   plan.tile = plan.untyped ? streamed_tile(call.width)
                            : forward_tile(call.width, plan.aligned, chip);
   plan.groups = ceil_div(call.statistics(), plan.tile.teams());
+  if (plan.tile.streams()) plan.groups = std::min(plan.groups, kMostStreamedBlocks);
 }
 
 void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
@@ -82,7 +83,7 @@ void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
   plan.tile = plan.untyped ? streamed_tile(call.width)
                            : backward_tile(call.width, x_size, dy_size, plan.aligned, chip);
   if (plan.tile.streams()) {
-    plan.groups = rows;
+    plan.groups = std::min(rows, kMostStreamedBlocks);
     plan.partials = column_chunks(rows, call.width, chip);
   } else {
     plan.groups = persistent_groups(rows, plan.tile, chip);

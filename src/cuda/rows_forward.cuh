@@ -5,6 +5,8 @@
 // merged, so that a team meets once only.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/parameters.cuh"
 #include "cuda/team.cuh"
 
@@ -92,7 +94,8 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
   typename In::Raw raw[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)
-    raw[v] = In::load_if(first + v * step < cols, from + v * step * static_cast<int>(sizeof(X)));
+    raw[v] =
+        In::load_once_if(first + v * step < cols, from + v * step * static_cast<int>(sizeof(X)));
   float x[kVectors][W];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) In::unpack(raw[v], x[v]);
@@ -135,14 +138,20 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
   // Lanes of another row in the warp keep it company, but its bits must not depend on theirs.
   const bool correct = needs_correction(mean, variance);
   if (kScope == Scope::kWarp ? __any_sync(0xffffffff, correct) : correct) {
-    float sum[1] = {};
+    float sums[2] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (first + v * step < cols) sum[0] += sum_of(x[v]) + W * shift;
+      float z[W];
+#pragma unroll
+      for (int k = 0; k < W; ++k) z[k] = first + v * step < cols ? x[v][k] + shift : 0;
+      sums[0] += sum_of(z);
+      sums[1] += sum_of_squares(z);
     }
-    team.sum(sum);
-    const float rest = correct ? sum[0] * static_cast<float>(formula.share) : 0;
-    variance = fmaxf(variance - rest * rest, variance * 0);  // never negative; NaN stays
+    team.sum(sums);
+    const float rest = correct ? sums[0] * static_cast<float>(formula.share) : 0;
+    // Never negative; NaN stays.
+    if (correct)
+      variance = fmaxf(sums[1] * static_cast<float>(formula.share) - rest * rest, sums[1] * 0);
     mean += rest;
     shift -= rest;
   }
@@ -153,24 +162,41 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
   }
   char* to = a.y.data + (a.y.offset(row) + first) * static_cast<int64_t>(sizeof(Y));
   shift *= rstd;
-  with_parameter_type(formula, [&](auto type) {
+  // With kinds of parameters known at compile time, for the usual ones.
+  const bool has_weight = formula.weight.data != nullptr, has_bias = formula.bias.data != nullptr;
+  const auto finish = [&](auto type, auto known_weight, auto known_bias) {
     using Parameter = Access<decltype(type), W, float>;
     constexpr int kSize = sizeof type;
-    const bool has_weight = formula.weight.data != nullptr, has_bias = formula.bias.data != nullptr;
     const char* weights = formula.weight.data + first * kSize;
     const char* biases = formula.bias.data + first * kSize;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (first + v * step >= cols || !stores) continue;
+      typename Parameter::Raw weight_raw = {}, bias_raw = {};
+      if (known_weight || has_weight) weight_raw = Parameter::load(weights + v * step * kSize);
+      if (known_bias || (!known_weight && has_bias))
+        bias_raw = Parameter::load(biases + v * step * kSize);
       float weight[W], bias[W], y[W];
-      auto weight_raw = Parameter::filled(1), bias_raw = Parameter::filled(0);
-      if (has_weight) weight_raw = Parameter::load(weights + v * step * kSize);
-      if (has_bias) bias_raw = Parameter::load(biases + v * step * kSize);
       Parameter::unpack(weight_raw, weight);
       Parameter::unpack(bias_raw, bias);
-      if (!kPlain && has_weight) add_offset(formula, weight);
+      if constexpr (!known_weight) {
+        const float offset = has_weight ? formula.weight_offset.narrow : 1.0f;
+#pragma unroll
+        for (int k = 0; k < W; ++k) weight[k] += offset;
+      }
       apply<X, kPlain>(a, x[v], rstd, shift, weight, bias, y);
       Out::store(to + v * step * static_cast<int>(sizeof(Y)), y);
+    }
+  };
+  with_parameter_type(formula, [&](auto type) {
+    constexpr std::bool_constant<kPlain> kKnown;
+    constexpr std::false_type kUnknown;
+    if (kPlain && has_weight && has_bias) {
+      finish(type, kKnown, kKnown);
+    } else if (kPlain && has_weight) {
+      finish(type, kKnown, kUnknown);
+    } else {
+      finish(type, kUnknown, kUnknown);
     }
   });
 }

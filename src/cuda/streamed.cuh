@@ -18,14 +18,11 @@ __device__ inline C statistic(const char* from, Dtype stats, int64_t row) {
   }
 }
 
+using StreamedTeam = Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp>;
+
 template <typename X, typename Y, typename C, int W>
-__global__ void __launch_bounds__(kMaxThreads)
-    rows_forward_streamed(const __grid_constant__ ForwardArguments a) {
+__device__ inline void forward_row(const ForwardArguments& a, int64_t row, StreamedTeam& team) {
   using In = Access<X, W, C>;
-  __shared__ alignas(16) char scratch[kReduceBytes];
-  Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp> team(scratch, blockDim.x);
-  wait_for_previous_kernel();
-  const int64_t row = blockIdx.x;
   const int64_t x_offset = a.x.offset(row), y_offset = a.y.offset(row);
   const C of_row = a.formula.share;
   C mean = 0;
@@ -66,15 +63,20 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
-template <typename X, typename D, typename C, int W>
+template <typename X, typename Y, typename C, int W>
 __global__ void __launch_bounds__(kMaxThreads)
-    rows_backward_streamed(const __grid_constant__ BackwardArguments a) {
+    rows_forward_streamed(const __grid_constant__ ForwardArguments a) {
+  __shared__ __align__(16) char scratch[kReduceBytes];
+  StreamedTeam team(scratch, blockDim.x);
+  wait_for_previous_kernel();
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x)
+    forward_row<X, Y, C, W>(a, row, team);
+}
+
+template <typename X, typename D, typename C, int W>
+__device__ inline void backward_row(const BackwardArguments& a, int64_t row, StreamedTeam& team) {
   using In = Access<X, W, C>;
   using InDy = Access<D, W, C>;
-  __shared__ alignas(16) char scratch[kReduceBytes];
-  Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp> team(scratch, blockDim.x);
-  wait_for_previous_kernel();
-  const int64_t row = blockIdx.x;
   const int64_t x_offset = a.x.offset(row), dy_offset = a.dy.offset(row);
   const C rstd = statistic<X, C>(a.rstd, a.stats, row);
   const C mean = statistic<X, C>(a.mean, a.stats, row);
@@ -108,6 +110,16 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int k = 0; k < W; ++k) dx[k] = rstd * (e.g[k] - mean_g - e.normalized[k] * mean_product);
     In::store(a.dx, dx_offset + column, dx);
   });
+}
+
+template <typename X, typename D, typename C, int W>
+__global__ void __launch_bounds__(kMaxThreads)
+    rows_backward_streamed(const __grid_constant__ BackwardArguments a) {
+  __shared__ __align__(16) char scratch[kReduceBytes];
+  StreamedTeam team(scratch, blockDim.x);
+  wait_for_previous_kernel();
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x)
+    backward_row<X, D, C, W>(a, row, team);
 }
 
 // A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias.

@@ -58,7 +58,9 @@ inline constexpr int kWarp = 32;
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxCluster = 16;
 
-// Threads for rows that are read anew in every pass: enough for eight elements each.
+// Rows that are read anew in every pass: a block for each, as far as a grid goes.
+inline constexpr int64_t kMostStreamedBlocks = (int64_t{1} << 31) - 1;
+// Threads for eight elements each.
 constexpr Tile streamed_tile(int64_t cols) {
   const auto team = static_cast<int>(
       std::clamp<int64_t>(round_up(ceil_div(cols, 8), kWarp), kWarp, kMaxThreads));
@@ -179,9 +181,9 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
                                   const Tile& tile) {
   const int64_t part = part_cols(cols, tile);
   const int64_t slot = ring_part(part, x_size, aligned) + ring_part(part, dy_size, aligned);
-  const int64_t writers = tile.threads / std::max(tile.team, kWarp);
-  const int64_t fold = 2 * writers * part * 4;  // at the end
-  return kReduceBytes + std::max(tile.teams() * tile.stages * slot, writers == 1 ? 0 : fold);
+  // In the end the sums of dweight and dbias, 8 bytes a column and team, lie in the rings' place.
+  static_assert(kMinStages * 2 * 2 >= 2 * sizeof(float));
+  return kReduceBytes + tile.teams() * tile.stages * slot;
 }
 
 constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned,
