@@ -17,6 +17,7 @@ import sys
 
 import torch
 
+import command
 import contenders
 import ek_ctypes
 import onednn_norm
@@ -153,7 +154,7 @@ def arguments():
     parser.add_argument("--backend", help="evenkeel's backend (default: its best)")
     parser.add_argument("--without", choices=["evenkeel", "onednn"], action="append", default=[])
     parser.add_argument(
-        "--dtypes", type=rivals.choices(["f32", "bf16", "f16"]), default=["f32", "bf16"]
+        "--dtypes", type=command.choices(["f32", "bf16", "f16"]), default=["f32", "bf16"]
     )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -31,7 +31,7 @@ import triton.language as tl
 from rich.console import Console
 from rich.table import Table
 
-import rivals
+import command
 from problems import DTYPES, EPS
 
 LIBRARIES = ("evenkeel", "torch", "compile", "triton")
@@ -663,13 +663,6 @@ def measure_lines(report, options, start):
     return 0
 
 
-def commit():
-    try:
-        return rivals.commit()
-    except OSError:  # no git on this machine
-        return "unknown"
-
-
 def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -677,7 +670,7 @@ def arguments():
     parser.add_argument(
         "--filter", default="", help='only lines that contain this, e.g. "layer_norm 4096x1024"'
     )
-    parser.add_argument("--libraries", type=rivals.choices(LIBRARIES), default=list(LIBRARIES))
+    parser.add_argument("--libraries", type=command.choices(LIBRARIES), default=list(LIBRARIES))
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument("--commit", help="what the figures belong to (default: git describe)")
     parser.add_argument("--quick", action="store_true", help="every third line, fewer timings")
@@ -690,7 +683,7 @@ def arguments():
         help="instead: what an eager call of evenkeel and of torch costs the host",
     )
     options = parser.parse_args()
-    options.commit = options.commit or commit()
+    options.commit = options.commit or command.commit()
     return options
 
 

@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 
+import command
 import contenders
 import measure
 import onednn_norm
@@ -39,31 +40,12 @@ def cpu_name():
     return platform.processor()
 
 
-def commit():
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
-
-
 def default_library():
     for folder in ("build/release", "build/cpu-only", "build/dev", "build"):
         path = ROOT / folder / "libevenkeel.so"
         if path.exists():
             return path
     return ROOT / "build/release/libevenkeel.so"
-
-
-def choices(allowed):
-    """An argparse type: comma separated words, each one of `allowed`."""
-
-    def parse(text):
-        words = text.split(",")
-        for word in words:
-            if word not in allowed:
-                raise argparse.ArgumentTypeError(f"'{word}' is not one of {', '.join(allowed)}")
-        return words
-
-    return parse
 
 
 def arguments():
@@ -75,11 +57,15 @@ def arguments():
         default="1,2",
         help="thread counts, each in a process of its own (default: 1,2)",
     )
-    parser.add_argument("--dtypes", type=choices(list(problems.DTYPES)), default=["f32", "bf16"])
     parser.add_argument(
-        "--passes", type=choices(["forward", "backward"]), default=["forward", "backward"]
+        "--dtypes", type=command.choices(list(problems.DTYPES)), default=["f32", "bf16"]
     )
-    parser.add_argument("--contenders", type=choices(CONTENDERS), default=list(DEFAULT_CONTENDERS))
+    parser.add_argument(
+        "--passes", type=command.choices(["forward", "backward"]), default=["forward", "backward"]
+    )
+    parser.add_argument(
+        "--contenders", type=command.choices(CONTENDERS), default=list(DEFAULT_CONTENDERS)
+    )
     parser.add_argument(
         "--cases", type=pathlib.Path, default=problems.CASES / "peers.txt", help="a case list"
     )
@@ -166,7 +152,7 @@ def work(options):
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")
     constants = {
         "date": date,
-        "commit": commit(),
+        "commit": command.commit(),
         "cpu": cpu_name(),
         "threads": threads,
         "versions": versions,
