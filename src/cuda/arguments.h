@@ -16,6 +16,7 @@ namespace evenkeel::cuda {
 // A big tensor: rows of neighbouring elements. inner == 0: all rows have one stride.
 struct DeviceTensor {
   char* data;
+  const char* end;  // of the last row
   int64_t row_stride, outer_stride, inner;
   Dtype dtype;
 

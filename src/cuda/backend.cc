@@ -237,7 +237,10 @@ bool is_even(const Call& call, const Tensor& tensor) {
 
 DeviceTensor device_tensor(const Call& call, const Tensor& tensor) {
   const int64_t inner = is_even(call, tensor) ? 0 : call.inner;
-  return {tensor.data, tensor.row_stride, tensor.outer_stride, inner, tensor.dtype};
+  const int64_t last = (call.outer - 1) * tensor.outer_stride + (call.inner - 1) * tensor.row_stride;
+  return {tensor.data,         tensor ? tensor.at(last + call.width) : nullptr,
+          tensor.row_stride,   tensor.outer_stride,
+          inner,               tensor.dtype};
 }
 
 RowWalk walk_of(const Call& call, const Plan& plan) {

@@ -143,12 +143,22 @@ struct Access {
     store(tensor.data + index * static_cast<int64_t>(sizeof(T)), values);
   }
   static __device__ void store(char* at, const C (&values)[W]) {
-    Raw raw;
-#pragma unroll
-    for (int k = 0; k < W; ++k) convert(values[k], raw.at[k]);
+    const Raw raw = packed(values);
     if constexpr (W == 1) {
       *reinterpret_cast<T*>(at) = raw.at[0];
     } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        reinterpret_cast<Word*>(at)[i] = reinterpret_cast<const Word*>(&raw)[i];
+    }
+  }
+  // The same to global memory that is not read again soon. (It keeps the compiler from moving the
+  // stores, which a kernel that is short of registers cannot afford.)
+  static __device__ void store_once(char* at, const C (&values)[W]) {
+    if constexpr (W == 1) {
+      store(at, values);
+    } else {
+      const Raw raw = packed(values);
 #pragma unroll
       for (int i = 0; i < kWords; ++i)
         __stcs(reinterpret_cast<Word*>(at) + i, reinterpret_cast<const Word*>(&raw)[i]);
@@ -159,6 +169,14 @@ struct Access {
     T stored;
     convert(value, stored);
     return to_float(stored);
+  }
+
+ private:
+  static __device__ Raw packed(const C (&values)[W]) {
+    Raw raw;
+#pragma unroll
+    for (int k = 0; k < W; ++k) convert(values[k], raw.at[k]);
+    return raw;
   }
 };
 

@@ -14,10 +14,8 @@
 
 namespace evenkeel::cuda {
 
-// Copies 16 bytes, of which only the first are read if there are fewer.
-__device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -67,11 +65,10 @@ struct Walk {
 };
 
 // Copies `cols` elements from the cursor. Each thread of an aligned row takes the pieces that it
-// will read. Another row keeps its place within 16 bytes: the bytes before it are the end of the
-// row before it, or of the gap between them; but before the tensor's first row there may be nothing
-// to read.
+// will read. Another row keeps its place within 16 bytes, and is copied with what lies around it in
+// these; only before the first and after the last row of a tensor there may be nothing to read.
 template <typename T, int W, int kElements>
-__device__ inline void copy_row(const Cursor<T>& row, const char* first_of_tensor, int cols, char* to,
+__device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor, int cols, char* to,
                                 int thread, int threads) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   if constexpr (W > 1) {
@@ -82,18 +79,20 @@ __device__ inline void copy_row(const Cursor<T>& row, const char* first_of_tenso
       if ((thread + v * threads) * W >= cols) continue;
 #pragma unroll
       for (int i = 0; i < kBytes; i += 16)
-        copy_async(target + (thread + v * threads) * kBytes + i, from + v * threads * kBytes + i,
-                   16);
+        copy_async(target + (thread + v * threads) * kBytes + i, from + v * threads * kBytes + i);
     }
   } else {
-    constexpr int kSize = sizeof(T);
-    const int place = row.place(), bytes = place + cols * kSize;
+    const int place = row.place();
+    const int bytes = place + cols * static_cast<int>(sizeof(T));
     const char* from = row.at - place;
-    const int begin = row.at == first_of_tensor && place != 0 ? 16 : 0;
-    for (int at = begin + thread * 16; at < bytes; at += threads * 16)
-      copy_async(target + at, from + at, min(16, bytes - at));
-    for (int at = place + thread * kSize; at < min(begin, bytes); at += threads * kSize)
-      *reinterpret_cast<T*>(to + at) = *reinterpret_cast<const T*>(from + at);
+    for (int at = thread * 16; at < bytes; at += threads * 16) {
+      if (from + at >= tensor.data && from + at + 16 <= tensor.end) {
+        copy_async(target + at, from + at);
+        continue;
+      }
+      for (int i = max(at, place); i < min(at + 16, bytes); i += sizeof(T))
+        *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
+    }
   }
 }
 

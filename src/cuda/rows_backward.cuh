@@ -23,8 +23,9 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   using Element = Gradient<X, W, float>;
   constexpr bool kAligned = W > 1;
   constexpr int kVectors = kElements / W;
-  // What is read twice is kept in registers if it is small enough beside the sums.
-  constexpr bool kHolds = kElements * (sizeof(X) + sizeof(D)) <= 64;
+  // What is read twice is kept in registers if it is small enough beside the sums. Single elements
+  // take a register each.
+  constexpr bool kHolds = kAligned && kElements * (sizeof(X) + sizeof(D)) <= 64;
   constexpr bool kHoldsWeight = kElements <= kBackwardElements;
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
@@ -46,8 +47,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   int to_fetch = share.steps;
   const auto fetch = [&](char* slot) {
     if (to_fetch-- <= 0) return;
-    copy_row<X, W, kElements>(next_x, a.x.data, share.cols, slot, team.thread(), team.size());
-    copy_row<D, W, kElements>(next_dy, a.dy.data, share.cols, slot + x_bytes, team.thread(),
+    copy_row<X, W, kElements>(next_x, a.x, share.cols, slot, team.thread(), team.size());
+    copy_row<D, W, kElements>(next_dy, a.dy, share.cols, slot + x_bytes, team.thread(),
                               team.size());
     const bool wraps = next_walk.move(a.walk);
     next_x.move(a.x_step, wraps);

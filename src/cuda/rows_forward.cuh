@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
         for (int k = 0; k < W; ++k) weight[k] += offset;
       }
       apply<X, kPlain>(a, x[v], rstd, shift, weight, bias, y);
-      Out::store(to + v * step * static_cast<int>(sizeof(Y)), y);
+      Out::store_once(to + v * step * static_cast<int>(sizeof(Y)), y);
     }
   };
   with_parameter_type(formula, [&](auto type) {
