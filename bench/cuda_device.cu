@@ -90,8 +90,9 @@ class CudaDevice : public Device {
   }
   void add(void* out, const void* a, const void* b, size_t bytes) override {
     const size_t count = bytes / sizeof(uint4);
-    add_vectors<<<blocks(count), kBlock, 0, stream_>>>(
-        static_cast<uint4*>(out), static_cast<const uint4*>(a), static_cast<const uint4*>(b), count);
+    add_vectors<<<blocks(count), kBlock, 0, stream_>>>(static_cast<uint4*>(out),
+                                                       static_cast<const uint4*>(a),
+                                                       static_cast<const uint4*>(b), count);
   }
 
   std::function<void()> recorded(const std::function<void()>& work) override {

@@ -90,8 +90,10 @@ void Table::header() const {
 void Table::line(const Line& line) const {
   clear_progress();
   const bool failed = !line.failure.empty();
-  const std::string verdict =
-      failed ? "FAIL" : !line.skipped.empty() ? "skip" : line.share ? "ok" : "-";
+  const std::string verdict = failed                  ? "FAIL"
+                              : !line.skipped.empty() ? "skip"
+                              : line.share            ? "ok"
+                                                      : "-";
   std::string text = left(label(line.spec), width_) + "  " + left(pass_name(line.backward), 10);
   text += paint(failed ? kRed : kGreen, left(verdict, 7));
   text += right(line.error ? format("%.1e", *line.error) : "-", 10);
@@ -168,10 +170,10 @@ void CsvFile::line(const Line& line) {
       fields.end(),
       {line.backend, text.substr(0, op), text.substr(op + 1, text.find(' ', op + 1) - op - 1),
        to_string(line.spec), support::name_of(line.spec.x.dtype), pass_name(line.backward),
-       !line.failure.empty() ? "fail"
+       !line.failure.empty()   ? "fail"
        : !line.skipped.empty() ? "skip"
-       : line.share          ? "ok"
-                             : "",
+       : line.share            ? "ok"
+                               : "",
        line.error ? format("%.3e", *line.error) : "",
        line.share ? format("%.3f", *line.share) : ""});
   if (line.race) {

@@ -67,8 +67,12 @@ void judge(Problem& problem, bool backward, Line& line) {
 class Ceiling {
  public:
   Ceiling(Device& device, size_t bytes, bool backward)
-      : device_(device), bytes_(bytes), backward_(backward), out_(device, bytes),
-        a_(device, bytes), b_(device, backward ? bytes : 0) {
+      : device_(device),
+        bytes_(bytes),
+        backward_(backward),
+        out_(device, bytes),
+        a_(device, bytes),
+        b_(device, backward ? bytes : 0) {
     const std::vector<char> zeros(bytes);
     device.upload(out_.data(), zeros.data(), bytes);
     device.upload(a_.data(), zeros.data(), bytes);

@@ -223,12 +223,12 @@ ek_status launch(const Call& call, const Launch& l, void* arguments) {
   }
   if (error == cudaSuccess) return EK_OK;
   cudaGetLastError();  // it is reported here, and must not come up again in the caller's next call
-  return fail(EK_DEVICE_ERROR,
-              "cuda: launching %s on device %d failed: %s (%lld x %d blocks of %d threads, clusters "
-              "of %d, %lld bytes of shared memory)",
-              l.kernel.name, call.device_index, cudaGetErrorString(error),
-              static_cast<long long>(l.blocks), l.rows, l.threads, l.cluster,
-              static_cast<long long>(l.shared));
+  return fail(
+      EK_DEVICE_ERROR,
+      "cuda: launching %s on device %d failed: %s (%lld x %d blocks of %d threads, clusters "
+      "of %d, %lld bytes of shared memory)",
+      l.kernel.name, call.device_index, cudaGetErrorString(error), static_cast<long long>(l.blocks),
+      l.rows, l.threads, l.cluster, static_cast<long long>(l.shared));
 }
 
 bool is_even(const Call& call, const Tensor& tensor) {
@@ -237,10 +237,14 @@ bool is_even(const Call& call, const Tensor& tensor) {
 
 DeviceTensor device_tensor(const Call& call, const Tensor& tensor) {
   const int64_t inner = is_even(call, tensor) ? 0 : call.inner;
-  const int64_t last = (call.outer - 1) * tensor.outer_stride + (call.inner - 1) * tensor.row_stride;
-  return {tensor.data,         tensor ? tensor.at(last + call.width) : nullptr,
-          tensor.row_stride,   tensor.outer_stride,
-          inner,               tensor.dtype};
+  const int64_t last =
+      (call.outer - 1) * tensor.outer_stride + (call.inner - 1) * tensor.row_stride;
+  return {tensor.data,
+          tensor ? tensor.at(last + call.width) : nullptr,
+          tensor.row_stride,
+          tensor.outer_stride,
+          inner,
+          tensor.dtype};
 }
 
 RowWalk walk_of(const Call& call, const Plan& plan) {
@@ -254,9 +258,9 @@ RowStep step_of(const Call& call, const Plan& plan, const Tensor& tensor) {
   const RowWalk walk = walk_of(call, plan);
   const int64_t size = size_of(tensor.dtype);
   if (walk.inner == 0) return {walk.step * tensor.row_stride * size, 0};
-  return {(walk.step / walk.inner * tensor.outer_stride + walk.step_inside * tensor.row_stride) *
-              size,
-          (tensor.outer_stride - walk.inner * tensor.row_stride) * size};
+  return {
+      (walk.step / walk.inner * tensor.outer_stride + walk.step_inside * tensor.row_stride) * size,
+      (tensor.outer_stride - walk.inner * tensor.row_stride) * size};
 }
 
 Formula formula_of(const Call& call) {
@@ -337,11 +341,11 @@ ek_status backward(const Call& call, const Plan& plan) {
                     &arguments);
   }
   if (status != EK_OK || !parameters) return status;
-  FoldArguments fold{.partials = {arguments.dweight_partials, arguments.dbias_partials},
-                     .out = {{call.dweight.data, call.dweight.dtype},
-                             {call.dbias.data, call.dbias.dtype}},
-                     .cols = call.width,
-                     .count = static_cast<int>(plan.partials)};
+  FoldArguments fold{
+      .partials = {arguments.dweight_partials, arguments.dbias_partials},
+      .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
+      .cols = call.width,
+      .count = static_cast<int>(plan.partials)};
   return launch(call,
                 {.kernel = kernels.fold(),
                  .blocks = ceil_div(call.width, kWarp),

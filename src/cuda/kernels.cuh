@@ -49,8 +49,8 @@ struct Typed {
 
   template <int W, bool kPlain, Scope kScope, int kLanes, int kElements>
   static Kernel& backward_instance() {
-    return kernel<rows_backward<X, Y, W, kScope, kLanes, kElements, kPlain>>(
-        "rows_backward", SharedMemory::kRing);
+    return kernel<rows_backward<X, Y, W, kScope, kLanes, kElements, kPlain>>("rows_backward",
+                                                                             SharedMemory::kRing);
   }
   template <int W, bool kPlain, size_t kLine = 0>
   static Kernel& backward(const Tile& tile) {
@@ -84,7 +84,9 @@ struct Typed {
     return plain ? backward<kVector, true>(tile) : backward<kVector, false>(tile);
   }
   static Kernel& find_column_sums() { return kernel<column_sums<X, Y, float>>("column_sums"); }
-  static Kernel& find_fold() { return kernel<fold_partials<float>>("fold_partials", SharedMemory::kAfterRing); }
+  static Kernel& find_fold() {
+    return kernel<fold_partials<float>>("fold_partials", SharedMemory::kAfterRing);
+  }
 
   static constexpr KernelSet kSet = {find_forward, find_backward, find_column_sums, find_fold};
 };

@@ -7,8 +7,16 @@
 
 namespace evenkeel::cuda {
 
-// Parameters in a kernel whose x has type X. Typed kernels look the parameters' type up here: they
-// read each of them once, or from the caches.
+// Calls body with a value of the type, which is not float64: kernels that are compiled for the types
+// of big tensors look those of parameters up, once for many of them.
+template <typename Body>
+__device__ inline void with_type(Dtype dtype, const Body& body) {
+  if (dtype == Dtype::kF32) return body(float{});
+  if (dtype == Dtype::kF16) return body(__half{});
+  body(__nv_bfloat16{});
+}
+
+// Parameters in a kernel whose x has type X.
 template <typename X, int W, typename C>
 __device__ inline void parameters_at(const DeviceVector& vector, int64_t column, C absent,
                                      C (&out)[W]) {
@@ -21,12 +29,8 @@ __device__ inline void parameters_at(const DeviceVector& vector, int64_t column,
     for (int k = 0; k < W; ++k) out[k] = absent;
   } else if constexpr (std::is_same_v<X, Any>) {
     read(Any{});
-  } else if (vector.dtype == Dtype::kF32) {
-    read(float{});
-  } else if (vector.dtype == Dtype::kF16) {
-    read(__half{});
   } else {
-    read(__nv_bfloat16{});
+    with_type(vector.dtype, read);
   }
 }
 
@@ -36,19 +40,6 @@ __device__ inline void add_offset(const Formula& formula, C (&weight)[W]) {
   if (offset == 0) return;
 #pragma unroll
   for (int k = 0; k < W; ++k) weight[k] += offset;
-}
-
-// Calls body with a value of the type of weight and bias, which have the same.
-template <typename Body>
-__device__ inline void with_parameter_type(const Formula& formula, const Body& body) {
-  switch (formula.weight.data != nullptr ? formula.weight.dtype : formula.bias.dtype) {
-    case Dtype::kF16:
-      return body(__half{});
-    case Dtype::kBF16:
-      return body(__nv_bfloat16{});
-    default:
-      return body(float{});
-  }
 }
 
 // Weights with their offset, or ones.
@@ -84,12 +75,8 @@ __device__ inline void load_weights(const Formula& formula, int64_t part, int fi
 #pragma unroll
       for (int k = 0; k < W; ++k) weight[v][k] = 1;
     }
-  } else if (formula.weight.dtype == Dtype::kF32) {
-    read(float{});
-  } else if (formula.weight.dtype == Dtype::kF16) {
-    read(__half{});
   } else {
-    read(__nv_bfloat16{});
+    with_type(formula.weight.dtype, read);
   }
 }
 

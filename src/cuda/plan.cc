@@ -59,8 +59,7 @@ bool is_aligned(const Call& call) {
       return false;
     }
   }
-  return call.width % vector == 0 && multiple(call.weight.data, 16) &&
-         multiple(call.bias.data, 16);
+  return call.width % vector == 0 && multiple(call.weight.data, 16) && multiple(call.bias.data, 16);
 }
 
 // Blocks, or clusters, that share the rows between them.
@@ -70,10 +69,12 @@ int64_t persistent_groups(int64_t rows, const Tile& tile, const Chip& chip) {
 }
 
 void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
-  plan.tile = plan.untyped ? streamed_tile(call.width)
-                           : forward_tile(call.width, plan.aligned, chip);
-  plan.groups = ceil_div(call.statistics(), plan.tile.teams());
-  if (plan.tile.streams()) plan.groups = std::min(plan.groups, kMostStreamedBlocks);
+  const int64_t rows = call.statistics();
+  plan.tile =
+      plan.untyped ? streamed_tile(call.width) : forward_tile(call.width, plan.aligned, chip);
+  // 2^36 rows or more; only streamed blocks take several rows, one after the other.
+  if (ceil_div(rows, plan.tile.teams()) > kMostBlocks) plan.tile = streamed_tile(call.width);
+  plan.groups = std::min(ceil_div(rows, plan.tile.teams()), kMostBlocks);
 }
 
 void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
@@ -83,7 +84,7 @@ void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
   plan.tile = plan.untyped ? streamed_tile(call.width)
                            : backward_tile(call.width, x_size, dy_size, plan.aligned, chip);
   if (plan.tile.streams()) {
-    plan.groups = std::min(rows, kMostStreamedBlocks);
+    plan.groups = std::min(rows, kMostBlocks);
     plan.partials = column_chunks(rows, call.width, chip);
   } else {
     plan.groups = persistent_groups(rows, plan.tile, chip);

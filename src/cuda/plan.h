@@ -12,8 +12,9 @@ namespace evenkeel::cuda {
 inline constexpr int64_t kWorkspaceAlignment = 16;
 
 struct Plan {
-  const char* untyped = nullptr;  // why the element types are looked up at run time; nullptr: not so
-  bool aligned = false;           // loads and stores of 16 bytes
+  const char* untyped =
+      nullptr;           // why the element types are looked up at run time; nullptr: not so
+  bool aligned = false;  // loads and stores of 16 bytes
   bool plain = false;  // neither an activation nor a casting order; forward: nor a weight's offset
 
   Tile tile;

@@ -68,8 +68,8 @@ struct Walk {
 // will read. Another row keeps its place within 16 bytes, and is copied with what lies around it in
 // these; only before the first and after the last row of a tensor there may be nothing to read.
 template <typename T, int W, int kElements>
-__device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor, int cols, char* to,
-                                int thread, int threads) {
+__device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor, int cols,
+                                char* to, int thread, int threads) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   if constexpr (W > 1) {
     constexpr int kBytes = W * static_cast<int>(sizeof(T));

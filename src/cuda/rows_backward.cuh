@@ -183,7 +183,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
         for (int distance = kLanes; distance < kWarp; distance *= 2)
           sums[e] += __shfl_xor_sync(0xffffffff, sums[e], distance);
       }
-      if (team.index() % kTeamsOfWarp == 0) write(sums, place + team.index() / kTeamsOfWarp * share.cols);
+      if (team.index() % kTeamsOfWarp == 0)
+        write(sums, place + team.index() / kTeamsOfWarp * share.cols);
       __syncthreads();
       for (int column = threadIdx.x; column < share.cols; column += blockDim.x) {
         float sum = 0;

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
       Out::store_once(to + v * step * static_cast<int>(sizeof(Y)), y);
     }
   };
-  with_parameter_type(formula, [&](auto type) {
+  with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
     constexpr std::bool_constant<kPlain> kKnown;
     constexpr std::false_type kUnknown;
     if (kPlain && has_weight && has_bias) {

@@ -52,11 +52,10 @@ __device__ inline uint32_t remote(uint32_t address, int block) {
 }
 // Stores a value in another block, and counts its bytes on the barrier there.
 __device__ inline void send(float value, float* to, uint64_t* barrier, int block) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-          remote(address_of(to), block)),
-      "r"(__float_as_uint(value)), "r"(remote(address_of(barrier), block))
-      : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   remote(address_of(to), block)),
+               "r"(__float_as_uint(value)), "r"(remote(address_of(barrier), block))
+               : "memory");
 }
 __device__ inline void wait(uint64_t* barrier, int parity) {
   asm volatile(
@@ -154,7 +153,8 @@ class Team {
 
   // The same of small counts.
   __device__ float warp_count(int value) const {
-    if constexpr (kScope == Scope::kWarp && kLanes < kWarp) return warp_sum(static_cast<float>(value));
+    if constexpr (kScope == Scope::kWarp && kLanes < kWarp)
+      return warp_sum(static_cast<float>(value));
     return static_cast<float>(__reduce_add_sync(0xffffffff, value));
   }
 
@@ -164,7 +164,8 @@ class Team {
     if constexpr (kScope != Scope::kWarp) {
       const Parts<3, float>* parts = exchanged<3>(Parts<3, float>{{mean, squares, count}});
       float sum[1] = {};
-      each_warp(parts, [&](const Parts<3, float>& part) { sum[0] += part.value[0] * part.value[2]; });
+      each_warp(parts,
+                [&](const Parts<3, float>& part) { sum[0] += part.value[0] * part.value[2]; });
       butterfly<kReaders>(sum);
       mean = sum[0] * share;
       sum[0] = 0;

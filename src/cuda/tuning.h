@@ -27,7 +27,8 @@ struct Chip {
   int multiprocessors = 0;
   int shared_bytes = 0;   // that a block may have
   int cluster_limit = 1;  // the largest cluster that can be launched
-  int clusters[5] = {};   // of 1, 2, 4, 8, 16 blocks that run at once with one block a multiprocessor
+  int clusters[5] =
+      {};  // of 1, 2, 4, 8, 16 blocks that run at once with one block a multiprocessor
 
   constexpr bool has_clusters() const { return cluster_limit > 1; }
   constexpr int clusters_of(int size) const {
@@ -58,12 +59,13 @@ inline constexpr int kWarp = 32;
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxCluster = 16;
 
-// Rows that are read anew in every pass: a block for each, as far as a grid goes.
-inline constexpr int64_t kMostStreamedBlocks = (int64_t{1} << 31) - 1;
-// Threads for eight elements each.
+inline constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a grid
+
+// Rows that are read anew in every pass: a block for each, as far as a grid goes, with threads for
+// eight elements each.
 constexpr Tile streamed_tile(int64_t cols) {
-  const auto team = static_cast<int>(
-      std::clamp<int64_t>(round_up(ceil_div(cols, 8), kWarp), kWarp, kMaxThreads));
+  const auto team =
+      static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(cols, 8), kWarp), kWarp, kMaxThreads));
   return {.scope = Scope::kBlock, .team = team, .elements = 0, .threads = team};
 }
 
@@ -188,13 +190,12 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
 
 constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned,
                              const Chip& chip) {
-  return ring_tile(
-      cols, kBackwardTeams, kBackwardElements, kBackwardMostElements, chip,
-      [&](Tile& tile) {
-        return set_stages(tile, chip, [&](const Tile& t) {
-          return backward_shared(cols, x_size, dy_size, aligned, t);
-        });
-      });
+  return ring_tile(cols, kBackwardTeams, kBackwardElements, kBackwardMostElements, chip,
+                   [&](Tile& tile) {
+                     return set_stages(tile, chip, [&](const Tile& t) {
+                       return backward_shared(cols, x_size, dy_size, aligned, t);
+                     });
+                   });
 }
 
 // Streamed backward: dweight and dbias come from a pass of their own over columns, in chunks of

@@ -485,7 +485,7 @@ TEST(CudaPlan, EveryRowHasABlockAndEveryBlockARow) {
     const bool stays = is_persistent(plan, c.kind.pass);
     const int64_t teams = plan.tile.teams();
     if (!stays || rows == 0) {
-      EXPECT_GE(plan.groups * teams, std::min(rows, kMostStreamedBlocks));
+      EXPECT_GE(plan.groups * teams, std::min(rows, kMostBlocks));
     } else {
       EXPECT_GE(plan.groups, 1);
     }
