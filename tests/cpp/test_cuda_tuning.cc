@@ -428,7 +428,7 @@ bool is_same(const Tile& a, const Tile& b) {
   return fields(a) == fields(b);
 }
 
-constexpr int64_t kManyRows = int64_t{1} << 31;
+constexpr int64_t kManyRows = kMostBlocks;
 
 // Calls body(choice, rows, call, plan) for rows of some lengths, of all kinds, on all chips.
 template <typename Body>
