@@ -4,7 +4,7 @@
 // Blocks are persistent. Each team of threads takes row after row out of its ring (ring.cuh), whose
 // slots hold [x | dy]. A thread keeps the same columns all the time, so its share of dweight and
 // dbias stays in registers; at the end the teams of a block add theirs up and write one row of
-// partial sums, which fold_partials() (columns.cuh) finishes.
+// partial sums, which fold_partials() (fold.cuh) finishes.
 #pragma once
 
 #include "cuda/gradient.cuh"
