@@ -70,18 +70,21 @@ struct Typed {
     }
   }
 
-  // Which combinations there are is said in plan.cc (why_untyped).
+  // Which combinations there are is said in plan.cc (why_untyped): mixed types have aligned, plain
+  // kernels only.
   static Kernel& find_forward(bool plain, bool aligned, const Tile& tile) {
     if constexpr (std::is_same_v<X, Y>) {
       if (!aligned) return forward<1, false>(tile);
+      if (!plain) return forward<kVector, false>(tile);
     }
-    return plain ? forward<kVector, true>(tile) : forward<kVector, false>(tile);
+    return forward<kVector, true>(tile);
   }
   static Kernel& find_backward(bool plain, bool aligned, const Tile& tile) {
     if constexpr (std::is_same_v<X, Y>) {
       if (!aligned) return backward<1, true>(tile);
+      if (!plain) return backward<kVector, false>(tile);
     }
-    return plain ? backward<kVector, true>(tile) : backward<kVector, false>(tile);
+    return backward<kVector, true>(tile);
   }
   static Kernel& find_column_sums() { return kernel<column_sums<X, Y, float>>("column_sums"); }
   static Kernel& find_fold() {

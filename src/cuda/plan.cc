@@ -27,7 +27,8 @@ const char* why_untyped(const Call& call, const Plan& plan) {
   const Dtype x = call.x.dtype, y = big.tensors[1]->dtype;
   if (is_half(x) && is_half(y) && x != y) return "f16 and bf16 are mixed";
   if (big.count == 3 && call.dx.dtype != x) return "dx has another type than x";
-  if (!plan.aligned && x != y) return "rows are not aligned and types are mixed";
+  if (x != y && !plan.aligned) return "types are mixed and rows are not aligned";
+  if (x != y && !plan.plain) return "types are mixed beside an activation, casting order or offset";
   if (!plan.aligned && !plan.plain && call.pass == Pass::kBackward) {
     return "rows are not aligned and there is an activation or a casting order";
   }
