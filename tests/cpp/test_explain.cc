@@ -17,9 +17,11 @@ struct Explanation {
   std::string backend, text;
 };
 
-Explanation explain(const Problem& problem, bool backward, const char* wanted) {
+Explanation explain(const Problem& problem, bool backward, const char* wanted,
+                    ek_device device = EK_CPU) {
   ek_execution execution = EK_EXECUTION_INIT;
   execution.backend = wanted;
+  execution.device = device;
   const char* name = "";
   char text[2048] = "";
   const ek_status status = backward
@@ -66,6 +68,31 @@ TEST(Explain, OneLineForEachBackend) {
   EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')), backends().size());
   EXPECT_NE(text.find("cpu: runs: "), std::string::npos) << text;
   EXPECT_NE(text.find("reference: not needed: cpu comes first"), std::string::npos) << text;
+}
+
+// Of a machine with a GPU the text tells the kernel, of one without what is missing. (No pointer is
+// followed.)
+TEST(Explain, CallsForAGpu) {
+  const std::vector<std::string> names = backends();
+  if (names.front() != "cuda") GTEST_SKIP() << "this build has no CUDA backend";
+  const Problem rows(parse_case("layer_norm rows=3 cols=4096 x=bf16"));
+  for (const bool backward : {false, true}) {
+    const Explanation explanation = explain(rows, backward, nullptr, EK_CUDA);
+    const std::string error = ek_last_error();
+    if (explanation.status == EK_OK) {
+      EXPECT_EQ(explanation.backend, "cuda");
+      EXPECT_NE(explanation.text.find("threads a row"), std::string::npos) << explanation.text;
+    } else {
+      EXPECT_EQ(explanation.status, EK_UNSUPPORTED);
+      EXPECT_NE(error.find("cuda: declined: device 0 cannot be used: "), std::string::npos)
+          << error;
+      EXPECT_NE(error.find("cpu: declined: tensors are on a device"), std::string::npos) << error;
+    }
+  }
+  const Problem groups(parse_case("group_norm samples=1 channels=4 spatial=5 groups=2"));
+  EXPECT_EQ(explain(groups, false, nullptr, EK_CUDA).status, EK_UNSUPPORTED);
+  EXPECT_NE(std::strstr(ek_last_error(), "group norm has no CUDA kernels yet"), nullptr)
+      << ek_last_error();
 }
 
 TEST(Explain, AForcedBackendRuns) {
