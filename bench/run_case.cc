@@ -96,10 +96,10 @@ Race time_pass(Problem& host, DeviceProblem& problem, Device& device, const Plan
                bool backward) {
   const Case& c = host.spec();
   const int copies = device.copies(tensor_bytes(c, backward));
+  const auto bytes = static_cast<size_t>(tensor_bytes(c, backward) / (backward ? 3 : 2));
   std::vector<std::unique_ptr<DeviceProblem>> others;
   std::vector<std::unique_ptr<Ceiling>> ceilings;
   for (int i = 0; i < copies; ++i) {
-    const auto bytes = static_cast<size_t>(tensor_bytes(c, backward) / (backward ? 3 : 2));
     ceilings.push_back(std::make_unique<Ceiling>(device, bytes, backward));
     if (i == 0) continue;
     others.push_back(std::make_unique<DeviceProblem>(host, device, plan.backend));

@@ -254,8 +254,7 @@ RowWalk walk_of(const Call& call, const Plan& plan) {
   return {step, even ? 0 : call.inner, even ? 0 : step % call.inner};
 }
 
-RowStep step_of(const Call& call, const Plan& plan, const Tensor& tensor) {
-  const RowWalk walk = walk_of(call, plan);
+RowStep step_of(const RowWalk& walk, const Tensor& tensor) {
   const int64_t size = size_of(tensor.dtype);
   if (walk.inner == 0) return {walk.step * tensor.row_stride * size, 0};
   return {
@@ -300,6 +299,7 @@ ek_status forward(const Call& call, const Plan& plan) {
 ek_status backward(const Call& call, const Plan& plan) {
   const KernelSet& kernels = kernels_for(call, plan);
   const Tile& tile = plan.tile;
+  const RowWalk walk = walk_of(call, plan);
   char* const workspace =
       call.workspace + -reinterpret_cast<uintptr_t>(call.workspace) % kWorkspaceAlignment;
   BackwardArguments arguments{.x = device_tensor(call, call.x),
@@ -316,10 +316,10 @@ ek_status backward(const Call& call, const Plan& plan) {
                               .team = tile.team,
                               .stages = tile.stages,
                               .part_cols = part_of(call, tile),
-                              .walk = walk_of(call, plan),
-                              .x_step = step_of(call, plan, call.x),
-                              .dy_step = step_of(call, plan, call.dy),
-                              .dx_step = step_of(call, plan, call.dx)};
+                              .walk = walk,
+                              .x_step = step_of(walk, call.x),
+                              .dy_step = step_of(walk, call.dy),
+                              .dx_step = step_of(walk, call.dx)};
   const bool parameters = call.dweight || call.dbias;
   ek_status status = EK_OK;
   // Before dx, which may overwrite dy or x.

@@ -129,15 +129,17 @@ struct Access {
   }
   // The same from global memory that is read once: it leaves the caches to what is read again.
   static __device__ Raw load_once_if(bool valid, const char* at) {
-    Raw raw{};
     if constexpr (W == 1) {
-      if (valid) raw = load(at);
-    } else if (valid) {
+      return load_if(valid, at);
+    } else {
+      Raw raw{};
+      if (valid) {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i)
-        reinterpret_cast<Word*>(&raw)[i] = __ldcs(reinterpret_cast<const Word*>(at) + i);
+        for (int i = 0; i < kWords; ++i)
+          reinterpret_cast<Word*>(&raw)[i] = __ldcs(reinterpret_cast<const Word*>(at) + i);
+      }
+      return raw;
     }
-    return raw;
   }
   static __device__ void store(const DeviceTensor& tensor, int64_t index, const C (&values)[W]) {
     store(tensor.data + index * static_cast<int64_t>(sizeof(T)), values);

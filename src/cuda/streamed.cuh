@@ -20,6 +20,15 @@ __device__ inline C statistic(const char* from, Dtype stats, int64_t row) {
 
 using StreamedTeam = Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp>;
 
+// Calls body(row, team) for the block's rows.
+template <typename Body>
+__device__ inline void each_row(int64_t rows, const Body& body) {
+  __shared__ __align__(16) char scratch[kReduceBytes];
+  StreamedTeam team(scratch, blockDim.x);
+  wait_for_previous_kernel();
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) body(row, team);
+}
+
 template <typename X, typename Y, typename C, int W>
 __device__ inline void forward_row(const ForwardArguments& a, int64_t row, StreamedTeam& team) {
   using In = Access<X, W, C>;
@@ -66,11 +75,7 @@ __device__ inline void forward_row(const ForwardArguments& a, int64_t row, Strea
 template <typename X, typename Y, typename C, int W>
 __global__ void __launch_bounds__(kMaxThreads)
     rows_forward_streamed(const __grid_constant__ ForwardArguments a) {
-  __shared__ __align__(16) char scratch[kReduceBytes];
-  StreamedTeam team(scratch, blockDim.x);
-  wait_for_previous_kernel();
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x)
-    forward_row<X, Y, C, W>(a, row, team);
+  each_row(a.rows, [&](int64_t row, StreamedTeam& team) { forward_row<X, Y, C, W>(a, row, team); });
 }
 
 template <typename X, typename D, typename C, int W>
@@ -115,11 +120,8 @@ __device__ inline void backward_row(const BackwardArguments& a, int64_t row, Str
 template <typename X, typename D, typename C, int W>
 __global__ void __launch_bounds__(kMaxThreads)
     rows_backward_streamed(const __grid_constant__ BackwardArguments a) {
-  __shared__ __align__(16) char scratch[kReduceBytes];
-  StreamedTeam team(scratch, blockDim.x);
-  wait_for_previous_kernel();
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x)
-    backward_row<X, D, C, W>(a, row, team);
+  each_row(a.rows,
+           [&](int64_t row, StreamedTeam& team) { backward_row<X, D, C, W>(a, row, team); });
 }
 
 // A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias.

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 namespace evenkeel::cuda {
@@ -96,48 +95,6 @@ constexpr int64_t ring_part(int64_t cols, int size, bool aligned) {
   return round_up(cols * size + (aligned ? 0 : 15), kSlotAlignment);
 }
 
-// How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks
-// of a cluster. `fits(tile)` sets the stages and says whether there is enough shared memory.
-template <size_t kCount, typename Fits>
-constexpr Tile ring_tile(int64_t cols, const int (&teams)[kCount], int elements, int most_elements,
-                         const Chip& chip, const Fits& fits) {
-  for (int team : teams) {
-    if (cols > team * elements) continue;
-    for (int threads : {kRingThreads, kRingThreads / 2}) {
-      Tile tile{.scope = Scope::kWarp, .team = team, .elements = elements, .threads = threads};
-      if (fits(tile)) return tile;
-    }
-  }
-  const int64_t team = round_up(ceil_div(cols, elements), kWarp);
-  for (int64_t threads : {kRingThreads, kRingThreads / 2}) {
-    if (team > threads) continue;
-    Tile tile{.scope = Scope::kBlock,
-              .team = static_cast<int>(team),
-              .elements = elements,
-              .threads = static_cast<int>(threads / team * team)};
-    if (fits(tile)) return tile;
-  }
-  for (int held = elements; held <= most_elements; held *= 2) {
-    for (int cluster = 2; cluster <= chip.cluster_limit; cluster *= 2) {
-      Tile tile{.scope = Scope::kCluster, .elements = held, .cluster = cluster};
-      const int64_t share = round_up(ceil_div(part_cols(cols, tile), held), kWarp);
-      if (share > kRingThreads) continue;
-      tile.team = tile.threads = static_cast<int>(share);
-      if (fits(tile)) return tile;
-    }
-  }
-  return streamed_tile(cols);
-}
-
-// The most stages for which `bytes(tile)` of shared memory are there.
-template <typename Bytes>
-constexpr bool set_stages(Tile& tile, const Chip& chip, const Bytes& bytes) {
-  for (tile.stages = kMaxStages; tile.stages >= kMinStages; --tile.stages) {
-    if (bytes(tile) <= chip.shared_bytes) return true;
-  }
-  return false;
-}
-
 // Forward: a block for each row, or for several rows of a warp or less.
 struct ForwardShort {
   int team, elements;
@@ -188,14 +145,43 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
   return kReduceBytes + tile.teams() * tile.stages * slot;
 }
 
+// How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks
+// of a cluster; always with the most stages for which there is enough shared memory.
 constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned,
                              const Chip& chip) {
-  return ring_tile(cols, kBackwardTeams, kBackwardElements, kBackwardMostElements, chip,
-                   [&](Tile& tile) {
-                     return set_stages(tile, chip, [&](const Tile& t) {
-                       return backward_shared(cols, x_size, dy_size, aligned, t);
-                     });
-                   });
+  const auto fits = [&](Tile& tile) {
+    for (tile.stages = kMaxStages; tile.stages >= kMinStages; --tile.stages) {
+      if (backward_shared(cols, x_size, dy_size, aligned, tile) <= chip.shared_bytes) return true;
+    }
+    return false;
+  };
+  for (int team : kBackwardTeams) {
+    if (cols > team * kBackwardElements) continue;
+    for (int threads : {kRingThreads, kRingThreads / 2}) {
+      Tile tile{
+          .scope = Scope::kWarp, .team = team, .elements = kBackwardElements, .threads = threads};
+      if (fits(tile)) return tile;
+    }
+  }
+  const int64_t team = round_up(ceil_div(cols, kBackwardElements), kWarp);
+  for (int64_t threads : {kRingThreads, kRingThreads / 2}) {
+    if (team > threads) continue;
+    Tile tile{.scope = Scope::kBlock,
+              .team = static_cast<int>(team),
+              .elements = kBackwardElements,
+              .threads = static_cast<int>(threads / team * team)};
+    if (fits(tile)) return tile;
+  }
+  for (int elements : {kBackwardElements, kBackwardMostElements}) {
+    for (int cluster = 2; cluster <= chip.cluster_limit; cluster *= 2) {
+      Tile tile{.scope = Scope::kCluster, .elements = elements, .cluster = cluster};
+      const int64_t share = round_up(ceil_div(part_cols(cols, tile), elements), kWarp);
+      if (share > kRingThreads) continue;
+      tile.team = tile.threads = static_cast<int>(share);
+      if (fits(tile)) return tile;
+    }
+  }
+  return streamed_tile(cols);
 }
 
 // Streamed backward: dweight and dbias come from a pass of their own over columns, in chunks of
