@@ -4,16 +4,11 @@ Two processes run all checks one after the other, and each check is one test. Th
 compared with one process's on all the data: float32, to 1e-5.
 """
 
-import datetime
-import time
-import traceback
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from processes import PROCESSES, failures_of
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -27,9 +22,6 @@ from torch.distributed.tensor.parallel import (
 import evenkeel.torch as ek
 from evenkeel.torch import sharding
 
-PROCESSES = 2
-SECONDS = 120  # for all checks together
-SECONDS_APART = 20  # that one process waits for the other
 WIDTH = 16
 
 NORMS = {
@@ -224,48 +216,10 @@ CHECKS = {
     },
 }
 
-# ---- both processes ----
-
-
-def run_checks(rank, directory):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/store",
-        rank=rank,
-        world_size=PROCESSES,
-        timeout=datetime.timedelta(seconds=SECONDS_APART),
-    )
-    mesh = init_device_mesh("cpu", (PROCESSES,))
-    outcomes = {}
-    for name, (function, *arguments) in CHECKS.items():
-        try:
-            function(mesh, *arguments)
-        except Exception:
-            outcomes[name] = f"process {rank}:\n{traceback.format_exc()}"
-    torch.save(outcomes, directory / f"outcomes{rank}")
-    dist.destroy_process_group()
-
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """What went wrong, by check, of all processes."""
-    directory = tmp_path_factory.mktemp("processes")
-    processes = torch.multiprocessing.spawn(
-        run_checks, args=(directory,), nprocs=PROCESSES, join=False
-    )
-    deadline = time.monotonic() + SECONDS
-    try:
-        while not processes.join(timeout=1):
-            assert time.monotonic() < deadline, f"not finished after {SECONDS} seconds"
-    finally:
-        for process in processes.processes:
-            process.kill()
-    texts = dict.fromkeys(CHECKS, "")
-    for rank in range(PROCESSES):
-        for name, text in torch.load(directory / f"outcomes{rank}").items():
-            texts[name] += text
-    return texts
+    return failures_of(CHECKS, tmp_path_factory.mktemp("processes"))
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -1,4 +1,8 @@
-"""evenkeel for PyTorch: layer_norm, rms_norm, group_norm, and the modules LayerNorm, RMSNorm, GroupNorm."""
+"""evenkeel for PyTorch: layer_norm, rms_norm, group_norm, the modules LayerNorm, RMSNorm and GroupNorm,
+and `fuse`, which makes the norms of an existing model evenkeel's.
+
+What belongs to `fuse` is imported when it is first asked for: most programs build their own models.
+"""
 
 from evenkeel.torch import _load as _load  # first: it says what is missing
 from evenkeel.torch import functional
@@ -9,8 +13,26 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "RMSNorm",
+    "Report",
+    "apply_fused_layernorm",
+    "apply_low_precision_groupnorm",
+    "apply_low_precision_layernorm",
     "functional",
+    "fuse",
     "group_norm",
     "layer_norm",
     "rms_norm",
 ]
+
+
+def __getattr__(name):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from evenkeel.torch import surgery
+
+    globals()[name] = getattr(surgery, name)
+    return globals()[name]
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -3,57 +3,78 @@
 They are subclasses of torch.nn.LayerNorm, RMSNorm and GroupNorm, take the same arguments and hold the
 same parameters under the same names, so that isinstance, checkpoints, initializers and optimizers'
 parameter groups see what they know. By keyword they also take what the functions add.
+
+Each forward is a mixin, and what it reads has a default in the class: so an existing module becomes
+evenkeel's by a change of its class alone (surgery.py), whatever class it had before.
 """
 
+import copyreg
+import functools
+import inspect
+import types
+
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from evenkeel.torch import functional
 
 
-class _Fused:
-    """What the three share: the added options, and how they are shown."""
+def tensor_of(module, name):
+    """getattr(module, name) past nn.Module.__getattr__, which takes half a microsecond."""
+    held = module.__dict__
+    if name in held:
+        return held[name]
+    parameters = held["_parameters"]
+    return parameters[name] if name in parameters else getattr(module, name)
+
+
+class Fused:
+    """What all modules of evenkeel share, and are known by."""
+
+    def extra_repr(self):
+        return ", ".join(filter(None, [super().extra_repr(), *self._shown(), "evenkeel"]))
+
+
+class TorchForward(Fused):
+    """In front of torch's norms: the added options."""
+
+    activation = None
+    weight_offset = 0.0
+    casting = None
+
+    OPTIONS = ("activation", "weight_offset", "casting")
 
     def _set_options(self, **options):
-        self._options = tuple(options)
         for name, value in options.items():
             setattr(self, name, value)
 
-    def extra_repr(self):
-        shown = [f"{name}={getattr(self, name)!r}" for name in self._options if getattr(self, name)]
-        return ", ".join([super().extra_repr(), *shown, "evenkeel"])
+    def _shown(self):
+        return [f"{name}={getattr(self, name)!r}" for name in self.OPTIONS if getattr(self, name)]
 
 
-class LayerNorm(_Fused, torch.nn.LayerNorm):
-    """torch.nn.LayerNorm by evenkeel."""
-
-    def __init__(self, *args, activation=None, weight_offset=0.0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._set_options(activation=activation, weight_offset=weight_offset)
+class LayerNormForward(TorchForward):
+    """In front of torch.nn.LayerNorm, or of a subclass that has its forward."""
 
     def forward(self, input):
         return functional.layer_norm(
             input,
             self.normalized_shape,
-            self.weight,
-            self.bias,
+            tensor_of(self, "weight"),
+            tensor_of(self, "bias"),
             self.eps,
             activation=self.activation,
             weight_offset=self.weight_offset,
         )
 
 
-class RMSNorm(_Fused, torch.nn.RMSNorm):
-    """torch.nn.RMSNorm by evenkeel."""
-
-    def __init__(self, *args, activation=None, weight_offset=0.0, casting=None, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._set_options(activation=activation, weight_offset=weight_offset, casting=casting)
+class RMSNormForward(TorchForward):
+    """In front of torch.nn.RMSNorm, or of a subclass that has its forward."""
 
     def forward(self, x):
         return functional.rms_norm(
             x,
             self.normalized_shape,
-            self.weight,
+            tensor_of(self, "weight"),
             self.eps,
             activation=self.activation,
             weight_offset=self.weight_offset,
@@ -61,20 +82,174 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
         )
 
 
-class GroupNorm(_Fused, torch.nn.GroupNorm):
+class GroupNormForward(TorchForward):
+    """In front of torch.nn.GroupNorm, or of a subclass that has its forward."""
+
+    def forward(self, input):
+        return functional.group_norm(
+            input,
+            self.num_groups,
+            tensor_of(self, "weight"),
+            tensor_of(self, "bias"),
+            self.eps,
+            activation=self.activation,
+            weight_offset=self.weight_offset,
+        )
+
+
+class LayerNorm(LayerNormForward, torch.nn.LayerNorm):
+    """torch.nn.LayerNorm by evenkeel."""
+
+    def __init__(self, *args, activation=None, weight_offset=0.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._set_options(activation=activation, weight_offset=weight_offset)
+
+
+class RMSNorm(RMSNormForward, torch.nn.RMSNorm):
+    """torch.nn.RMSNorm by evenkeel."""
+
+    def __init__(self, *args, activation=None, weight_offset=0.0, casting=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._set_options(activation=activation, weight_offset=weight_offset, casting=casting)
+
+
+class GroupNorm(GroupNormForward, torch.nn.GroupNorm):
     """torch.nn.GroupNorm by evenkeel."""
 
     def __init__(self, *args, activation=None, weight_offset=0.0, **kwargs):
         super().__init__(*args, **kwargs)
         self._set_options(activation=activation, weight_offset=weight_offset)
 
-    def forward(self, input):
-        return functional.group_norm(
-            input,
-            self.num_groups,
-            self.weight,
-            self.bias,
-            self.eps,
-            activation=self.activation,
-            weight_offset=self.weight_offset,
+
+# ---- classes made of other people's ----
+
+# Norm: torch's class, the mixin that replaces its forward, and evenkeel's class.
+OF_TORCH = {
+    "layer_norm": (torch.nn.LayerNorm, LayerNormForward, LayerNorm),
+    "rms_norm": (torch.nn.RMSNorm, RMSNormForward, RMSNorm),
+    "group_norm": (torch.nn.GroupNorm, GroupNormForward, GroupNorm),
+}
+
+
+class ProvenForward(Fused):
+    """In front of a hand-written norm; its forward is made of the recipe."""
+
+    def _shown(self):
+        return [str(self._made_of[1])]
+
+
+class Extended:
+    """Part of every class that is made at run time: pickle and copy cannot find it by its name."""
+
+    def __reduce_ex__(self, protocol):
+        reduced = super().__reduce_ex__(max(protocol, 2))
+        made_of = vars(type(self)).get("_made_of")
+        # Who extended the class again, or reduces it in another way, is right about that.
+        if made_of is None or reduced[0] is not copyreg.__newobj__:
+            return reduced
+        return (rebuild, made_of, *reduced[2:])
+
+
+@functools.cache
+def extended(original, recipe):
+    """A subclass of `original` that has evenkeel's forward.
+
+    recipe: a probe.Recipe, or the name of a norm for a subclass of torch's with torch's forward.
+    """
+    members = {"__module__": __name__, "_made_of": (original, recipe)}
+    if isinstance(recipe, str):
+        mixin = OF_TORCH[recipe][1]
+    else:
+        mixin = ProvenForward
+        members["forward"] = forward_of(recipe, argument_of(original))
+    return types.new_class(
+        f"Fused{original.__name__}",
+        (mixin, Extended, original),
+        exec_body=lambda namespace: namespace.update(members),
+    )
+
+
+def rebuild(original, recipe):
+    """What pickle and copy call for an instance of an extended class; its state comes later."""
+    return object.__new__(extended(original, recipe))
+
+
+def argument_of(original):
+    """The name of the one argument of a norm's forward: callers may pass it by keyword."""
+    return list(inspect.signature(original.forward).parameters)[1]
+
+
+def forward_of(recipe, argument):
+    """The forward that a recipe describes. What is known beforehand is decided here, not in a call."""
+    weight_name, bias_name, wide = recipe.weight, recipe.bias, recipe.wide
+    eps_name = recipe.eps if isinstance(recipe.eps, str) else None
+    fixed_eps = recipe.eps if eps_name is None else recipe.default_eps
+    casting, offset = recipe.casting, recipe.weight_offset
+    shape = None if recipe.size is None else (recipe.size,)
+
+    def layer_norm(self, x):
+        _shape = x.shape[-1:] if shape is None else shape
+        _weight = None if weight_name is None else tensor_of(self, weight_name)
+        _bias = None if bias_name is None else tensor_of(self, bias_name)
+        _eps = fixed_eps if eps_name is None else getattr(self, eps_name)
+        if wide is not None and (_bias if _weight is None else _weight).dtype is not x.dtype:
+            return mixed_layer_norm(x, _shape, _weight, _bias, _eps, weight_offset=offset)
+        return functional.layer_norm(x, _shape, _weight, _bias, _eps, weight_offset=offset)
+
+    def rms_norm(self, x):
+        _shape = x.shape[-1:] if shape is None else shape
+        _weight = None if weight_name is None else tensor_of(self, weight_name)
+        _eps = None if eps_name is None else getattr(self, eps_name)
+        if _eps is None:
+            _eps = fixed_eps
+        if wide is not None and _weight.dtype is not x.dtype:
+            return mixed_rms_norm(
+                x, _shape, _weight, _eps, weight_offset=offset, casting=casting, wide=wide
+            )
+        return functional.rms_norm(x, _shape, _weight, _eps, weight_offset=offset, casting=casting)
+
+    forward = layer_norm if recipe.norm == "layer_norm" else rms_norm
+    names = tuple(argument if name == "x" else name for name in forward.__code__.co_varnames)
+    forward.__code__ = forward.__code__.replace(co_name="forward", co_varnames=names)
+    forward.__name__ = "forward"
+    return forward
+
+
+HALVES = torch.float16, torch.bfloat16
+
+# Where x and the parameters differ in dtype, and the result is not simply of that of x. They are
+# functions that tensor subclasses and modes can override, since they ask tensors for their dtypes.
+
+
+def mixed_layer_norm(x, shape, weight, bias, eps, *, weight_offset):
+    tensors = x, weight, bias
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            mixed_layer_norm, tensors, x, shape, weight, bias, eps, weight_offset=weight_offset
         )
+    out_dtype = wider(x, bias if weight is None else weight)
+    return functional.layer_norm(
+        x, shape, weight, bias, eps, weight_offset=weight_offset, out_dtype=out_dtype
+    )
+
+
+def mixed_rms_norm(x, shape, weight, eps, *, weight_offset, casting, wide):
+    options = {"weight_offset": weight_offset, "casting": casting}
+    if has_torch_function_variadic(x, weight):
+        return handle_torch_function(
+            mixed_rms_norm, (x, weight), x, shape, weight, eps, wide=wide, **options
+        )
+    out_dtype = wider(x, weight)
+    if wide == "weight":
+        if out_dtype not in (None, weight.dtype) and weight.dtype in HALVES:
+            # No kernel rounds to a narrower dtype of the weight in between.
+            return functional.rms_norm(x, shape, eps=eps, out_dtype=weight.dtype) * weight
+        options["casting"] = None
+    return functional.rms_norm(x, shape, weight, eps, out_dtype=out_dtype, **options)
+
+
+def wider(x, parameter):
+    """The dtype of the result; None leaves it to autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.promote_types(x.dtype, parameter.dtype)

@@ -1,0 +1,252 @@
+"""Runs the forward of somebody's module where it can do no harm.
+
+It runs on replicas of the module that have random tensors, no hooks and a state of their own; what it
+changes there is noticed. Outside, neither the module nor the random number generators are touched.
+"""
+
+import contextlib
+import copy
+import random
+import sys
+import types
+import warnings
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+# How deep containers and objects in a module are looked into.
+DEPTH = 5
+
+
+class UnlikeError(Exception):
+    """The module is not one of evenkeel's norms; the text says why."""
+
+
+class RaisedError(UnlikeError):
+    """Its forward did."""
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def tensors_of(module):
+    """All tensors of a module by name. Wrappers (FSDP, pruning) turn parameters into attributes."""
+    plain = {name: value for name, value in vars(module).items() if torch.is_tensor(value)}
+    held = {**plain, **module._buffers, **module._parameters}
+    return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+
+def is_vector(tensor):
+    lazy = torch.nn.parameter.is_lazy(tensor)
+    return not lazy and tensor.is_floating_point() and tensor.dim() == 1
+
+
+def is_piece(parameter):
+    """Of a whole that FSDP or DeepSpeed has, and whose size is not known here."""
+    return hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "ds_id")
+
+
+class Subject:
+    """A module's forward, and rows of n elements that tell norms apart."""
+
+    def __init__(self, module, n):
+        self.module, self.n = module, n
+        self.original = type(module)
+        self.generator = torch.Generator().manual_seed(0)
+        tensors = tensors_of(module)
+        self.device = device_of(tensors.values())
+        sizes = [tensor.numel() for tensor in tensors.values() if is_vector(tensor)]
+        self.vectors = [
+            name
+            for name, tensor in tensors.items()
+            if is_vector(tensor) and (is_piece(tensor) or tensor.numel() == max(sizes))
+        ]
+        # All of them are random, so that no result depends on a tensor that a recipe leaves out.
+        self.values = {
+            name: self.random((n,) if name in self.vectors else tensor.shape) + 0.25
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point()
+        }
+        # Inputs of 2, 3 and 4 dimensions, of which only the last is as long as a row.
+        a, b, c = (5, 5, 5) if n in (2, 3, 4, 12) else (3, 2, 2)
+        self.rows = self.make_rows(a * b * c)
+        self.dy = self.random(self.rows.shape)
+        self.shapes = self.working([(a * b * c, n), (a, b * c, n), (a, b, c, n)])
+
+    def random(self, shape):
+        return torch.randn(shape, generator=self.generator, dtype=F32, device="cpu").to(self.device)
+
+    def make_rows(self, count):
+        """Rows of many scales: where the variance is as small as epsilon, epsilon shows."""
+        scales = [1, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 30, 1e3, 1, 1, 0]
+        rows = self.random((count, self.n)) + 0.25
+        rows[9::12] += 4
+        rows[10::12, 0] = 30
+        scale = torch.tensor(scales, dtype=F32, device=self.device).repeat(count // 12 + 1)
+        return rows * scale[:count, None]
+
+    def working(self, shapes):
+        """The shapes that the forward takes."""
+        taken = []
+        for shape in shapes:
+            try:
+                self.run(self.replica(), self.input(shape))
+                taken.append(shape)
+            except RaisedError as raised:
+                error = raised
+        if not taken:
+            raise error
+        return taken
+
+    def input(self, shape=None, dtype=F32):
+        return self.rows.to(dtype, copy=True).reshape(shape or self.shapes[0])
+
+    def replica(self, dtype=F32, training=True, **attributes):
+        """The module, with tensors of `dtype` and some attributes changed."""
+        module = self.module
+        state = {name: contained(value) for name, value in vars(module).items()}
+        state |= vars(torch.nn.Module())
+        state |= {"_parameters": {**module._parameters}, "_buffers": {**module._buffers}}
+        state |= {**attributes, "training": training}
+        for name, tensor in tensors_of(module).items():
+            if name in self.values:
+                new = self.values[name].to(dtype, copy=True).requires_grad_()
+            elif tensor.is_meta:
+                new = torch.zeros_like(tensor, device=self.device)
+            else:
+                new = tensor.detach().to(self.device, copy=True)
+            if name in module._parameters:
+                state["_parameters"][name] = torch.nn.Parameter(new, new.is_floating_point())
+            elif name in module._buffers:
+                state["_buffers"][name] = new
+            else:
+                state[name] = new
+        replica = object.__new__(self.original)
+        vars(replica).update(state)
+        return replica
+
+    def run(self, replica, x):
+        """The result of the module's own forward, which may do nothing else."""
+        given, before = x.detach().clone(), State(replica)
+        try:
+            y = self.original.forward(replica, x)
+        except Exception as error:
+            where = "" if x.dtype == F32 else f" for {name_of(x.dtype)}"
+            text = " ".join(str(error).split())[:200]
+            raise RaisedError(
+                f"its forward raised {type(error).__name__}{where}: {text}"
+            ) from error
+        if not torch.is_tensor(y) or y.shape != x.shape:
+            raise UnlikeError("its result is not a tensor of the shape of its input")
+        if not torch.equal(given, x.detach()):
+            raise UnlikeError("its forward changes its input")
+        if not before.still_holds():
+            raise UnlikeError("its forward changes the module")
+        return y
+
+
+def contained(value, depth=DEPTH):
+    """A copy as deep as fingerprints, so that the forward of a replica changes nothing outside."""
+    if type(value) in (tuple, list, set) and depth:
+        return type(value)(contained(item, depth - 1) for item in value)
+    if type(value) is dict and depth:
+        return {key: contained(item, depth - 1) for key, item in value.items()}
+    if not (is_open(value) and depth):
+        return value
+    try:
+        copied = copy.copy(value)
+        if copied is not value:
+            vars(copied).update(contained(vars(value), depth - 1))
+    except Exception:  # somebody's __reduce__ may raise anything
+        return value
+    return copied
+
+
+def is_open(value):
+    """Whether an object is looked into: modules, functions and tensors are not."""
+    closed = type, torch.nn.Module, torch.Tensor, types.FunctionType, types.ModuleType
+    return type(value).__dictoffset__ != 0 and not isinstance(value, closed)
+
+
+def device_of(tensors):
+    """Where to run: what has no values (meta), or not all of them (a shard), on the CPU."""
+    tensor = next(iter(tensors), None)
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cuda:
+        return tensor.device
+    return torch.device("cpu")
+
+
+class State:
+    """What a forward may not change."""
+
+    def __init__(self, module):
+        self.module = module
+        self.tensors = tensors_of(module)
+        self.versions = [tensor._version for tensor in self.tensors.values()]
+        self.others, self.witnesses = fingerprint(module)
+
+    def still_holds(self):
+        tensors = tensors_of(self.module)
+        return (
+            tensors.keys() == self.tensors.keys()
+            and all(tensors[name] is tensor for name, tensor in self.tensors.items())
+            and self.versions == [tensor._version for tensor in tensors.values()]
+            and self.others == fingerprint(self.module)[0]
+        )
+
+
+def fingerprint(module):
+    """What a forward depends on, hashable; and the objects that are in there by their id as well."""
+    witnesses = []
+
+    def frozen(value, depth=DEPTH):
+        if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+            return type(value), value
+        if type(value) in (tuple, list, torch.Size) and depth:
+            return type(value), *(frozen(item, depth - 1) for item in value)
+        if type(value) in (set, frozenset) and depth:
+            return type(value), frozenset(frozen(item, depth - 1) for item in value)
+        if type(value) is dict and depth:
+            return dict, *((frozen(key), frozen(item, depth - 1)) for key, item in value.items())
+        if torch.is_tensor(value) and value.is_floating_point():
+            return torch.Tensor, value.shape, value.device.type
+        witnesses.append(value)
+        if is_open(value) and depth:
+            return id(value), frozen(vars(value), depth - 1)
+        return id(value), getattr(value, "_version", None)
+
+    usual = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers"}
+    state = {name: value for name, value in vars(module).items() if name not in usual}
+    original = type(module)
+    return (frozen(original), frozen(original.forward), frozen(state)), witnesses
+
+
+@contextlib.contextmanager
+def apart():
+    """Modes that are on outside have no effect inside; random numbers go on as if nothing was."""
+    state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    cuda = torch.cuda.is_initialized()
+    nothing = contextlib.nullcontext()
+    try:
+        with (
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=range(torch.cuda.device_count() if cuda else 0)),
+            _disable_current_modes(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False) if cuda else nothing,
+            # A forward that was decorated with torch.compile would be compiled for each input.
+            torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nothing,
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpy_state)

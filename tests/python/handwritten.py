@@ -1,0 +1,415 @@
+"""Norms that people write themselves, and modules that only look like them.
+
+They stand at the top level of a module, as pickle wants it. HONEST norms are written in the ways that
+models in the wild use, each with what its proof should find. Every one of the LIARS differs from a
+norm in its own way, often in one case only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def unit(x, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+class Llama(nn.Module):
+    """Rounds before the weight is multiplied; the result has the wider dtype of the two."""
+
+    def __init__(self, n, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states):
+        normalized = unit(hidden_states.float(), self.variance_epsilon).to(hidden_states.dtype)
+        return self.weight * normalized
+
+
+class Rms(nn.Module):
+    """Rounds at the end only. Most of the others are this with another forward."""
+
+    def __init__(self, n, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+        self.eps = eps
+
+    def forward(self, x):
+        return (unit(x.float(), self.eps) * self.weight.float()).to(x.dtype)
+
+
+class Gemma(Rms):
+    def forward(self, x):
+        return (unit(x.float(), self.eps) * (1.0 + self.weight.float())).type_as(x)
+
+
+class T5(Rms):
+    """Rounds to the weight's dtype, where that is a half."""
+
+    def forward(self, hidden_states):
+        variance = hidden_states.float().square().mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.eps)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            hidden_states = hidden_states.to(self.weight.dtype)
+        return self.weight * hidden_states
+
+
+class Gamma(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(n))
+        self.epsilon = 1e-5
+
+    def forward(self, x):
+        return self.gamma * unit(x.float(), self.epsilon).type_as(x)
+
+
+class ScaleNormOfHardCodedEps(nn.Module):
+    """The eps that it shows is not the one that it uses."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(n))
+        self.eps = 1e-5
+
+    def forward(self, x):
+        return unit(x.float(), 1e-6).to(x.dtype) * self.scale
+
+
+class PlainRmsNorm(nn.Module):
+    def forward(self, x):
+        return unit(x.float(), 1e-6).to(x.dtype)
+
+
+class RmsWithoutEps(nn.RMSNorm):
+    """eps None: of float32."""
+
+    def forward(self, x):
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        return (unit(x.float(), eps) * self.weight.float()).type_as(x)
+
+
+class FloatLayerNorm(nn.LayerNorm):
+    def forward(self, x):
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+
+
+class BiasFreeLayerNorm(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = None
+
+    def forward(self, input):
+        return F.layer_norm(input, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class PlainLayerNorm(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.normalized_shape = (n,)
+
+    def forward(self, hidden_states):
+        y = F.layer_norm(hidden_states.float(), self.normalized_shape, None, None, eps=1e-5)
+        return y.to(hidden_states.dtype)
+
+
+class WrittenOutLayerNorm(nn.Module):
+    def __init__(self, n, eps=1e-12):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(n))
+        self.beta = nn.Parameter(torch.zeros(n))
+        self.variance_epsilon = eps
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide - wide.mean(-1, keepdim=True)
+        y = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.scale.float() * y + self.beta.float()).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A hand-written norm, and what of its recipe is known."""
+
+    make: type
+    norm: str
+    eps: str | float
+    weight: str | None = "weight"
+    bias: str | None = None
+    weight_offset: float = 0.0
+    llama: bool = False
+
+
+HONEST = {
+    case.make.__name__: case
+    for case in [
+        Honest(Llama, "rms_norm", "variance_epsilon", llama=True),
+        Honest(Rms, "rms_norm", "eps"),
+        Honest(Gemma, "rms_norm", "eps", weight_offset=1.0),
+        Honest(T5, "rms_norm", "eps", llama=True),
+        Honest(Gamma, "rms_norm", "epsilon", weight="gamma", llama=True),
+        Honest(ScaleNormOfHardCodedEps, "rms_norm", 1e-6, weight="scale", llama=True),
+        Honest(RmsWithoutEps, "rms_norm", "eps"),
+        Honest(FloatLayerNorm, "layer_norm", "eps", bias="bias"),
+        Honest(BiasFreeLayerNorm, "layer_norm", 1e-5),
+        Honest(PlainLayerNorm, "layer_norm", 1e-5, weight=None),
+        Honest(WrittenOutLayerNorm, "layer_norm", "variance_epsilon", "scale", "beta"),
+    ]
+} | {"PlainRmsNorm": Honest(lambda _: PlainRmsNorm(), "rms_norm", 1e-6, weight=None)}
+
+
+class WrongAxis(Rms):
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(0, keepdim=True) + self.eps) * self.weight
+
+
+class Scaled(Rms):
+    def forward(self, x):
+        return 1.001 * super().forward(x)
+
+
+class DropoutInside(Rms):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.1, self.training)
+
+
+class OtherInEval(Rms):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.training else 2 * y
+
+
+class OtherInTraining(Rms):
+    def forward(self, x):
+        y = super().forward(x)
+        return 2 * y if self.training else y
+
+
+class EpsOutsideOfTheRoot(Rms):
+    def forward(self, x):
+        root = x.float().square().mean(-1, keepdim=True).sqrt()
+        return (x.float() / (root + self.eps) * self.weight.float()).to(x.dtype)
+
+
+class MaxNorm(Rms):
+    def forward(self, x):
+        return x / (x.abs().amax(-1, keepdim=True) + self.eps) * self.weight
+
+
+class Growing(Rms):
+    """Another result at every call."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + 0.01 * self.calls)
+
+
+class Counting(Rms):
+    """The result of a norm, and a count that a fused one would not keep."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.calls = 0
+        self.shapes = []
+
+    def forward(self, x):
+        self.seen += 1
+        self.calls += 1
+        self.shapes.append(x.shape)
+        return super().forward(x)
+
+
+class Config:
+    def __init__(self, factor):
+        self.factor = factor
+
+
+class CountingElsewhere(Rms):
+    """As Counting, but in an object, and in a list inside of a dict."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.meter = Config(0)
+        self.log = {"shapes": []}
+
+    def forward(self, x):
+        self.meter.factor += 1
+        self.log["shapes"].append(x.shape)
+        return super().forward(x)
+
+
+class CountingInAnObject(Rms):
+    def __init__(self, n):
+        super().__init__(n)
+        self.meter = Config(0)
+
+    def forward(self, x):
+        self.meter.factor += 1
+        return super().forward(x)
+
+
+class SquaredWeight(Rms):
+    def forward(self, x):
+        return (unit(x.float(), self.eps) * self.weight.float().square()).to(x.dtype)
+
+
+class StandardDeviation(Rms):
+    """The tutorial's layer norm: n - 1, and eps outside of the root."""
+
+    def forward(self, x):
+        deviation = x.std(-1, keepdim=True)
+        return self.weight * (x - x.mean(-1, keepdim=True)) / (deviation + self.eps)
+
+
+class Residual(Rms):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class FirstHalf(Rms):
+    def forward(self, x):
+        half = x[..., : x.shape[-1] // 2].float()
+        rstd = torch.rsqrt(half.square().mean(-1, keepdim=True) + self.eps)
+        return (x.float() * rstd * self.weight.float()).to(x.dtype)
+
+
+class Clamped(Rms):
+    def forward(self, x):
+        return super().forward(x).clamp(-2, 2)
+
+
+class NoGradientThroughStatistics(Rms):
+    def forward(self, x):
+        rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps).detach()
+        return (x.float() * rstd * self.weight.float()).to(x.dtype)
+
+
+class NoGradientForTheWeight(Rms):
+    def forward(self, x):
+        return (unit(x.float(), self.eps) * self.weight.detach().float()).to(x.dtype)
+
+
+class SlightlyOtherGradient(Rms):
+    """Half a percent: less than bfloat16 shows."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + (0.005 * y - (0.005 * y).detach())
+
+
+class OtherWithFourDimensions(Rms):
+    def forward(self, x):
+        y = super().forward(x)
+        return y.flip(1) if x.dim() == 4 else y
+
+
+class OtherWithMixedTypes(Rms):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if x.dtype == self.weight.dtype else 2 * y
+
+
+class StatisticsInHalf(Rms):
+    """Sums in the dtype of x: far from what statistics in float32 give."""
+
+    def forward(self, x):
+        total = torch.zeros_like(x[..., :1])
+        for i in range(x.shape[-1]):
+            total = total + x[..., i : i + 1].square()
+        return x * torch.rsqrt(total / x.shape[-1] + self.eps) * self.weight
+
+
+class UnitLengthNorm(nn.Module):
+    def forward(self, x):
+        return F.normalize(x, dim=-1)
+
+
+class TwoResults(Rms):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Raising(Rms):
+    def forward(self, x):
+        raise RuntimeError("not today")
+
+
+class ScaledByBuffer(Rms):
+    """Right as long as nobody writes to the buffer."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x):
+        return (super().forward(x) * self.factor).to(x.dtype)
+
+
+class Configured(Rms):
+    """A scalar and an object that change what it computes; as they are here, it is a norm."""
+
+    def __init__(self, n, factor=1.0, config=1.0):
+        super().__init__(n)
+        self.factor = factor
+        self.config = Config(config)
+
+    def forward(self, x):
+        return super().forward(x) * self.factor * self.config.factor
+
+
+LIARS = {
+    liar.__name__: liar
+    for liar in [
+        WrongAxis,
+        Scaled,
+        DropoutInside,
+        OtherInEval,
+        OtherInTraining,
+        EpsOutsideOfTheRoot,
+        MaxNorm,
+        Growing,
+        Counting,
+        CountingInAnObject,
+        CountingElsewhere,
+        SquaredWeight,
+        StandardDeviation,
+        Residual,
+        FirstHalf,
+        Clamped,
+        NoGradientThroughStatistics,
+        NoGradientForTheWeight,
+        SlightlyOtherGradient,
+        OtherWithFourDimensions,
+        OtherWithMixedTypes,
+        StatisticsInHalf,
+        TwoResults,
+        Raising,
+        ScaledByBuffer,
+    ]
+} | {"UnitLengthNorm": lambda _: UnitLengthNorm()}
+
+
+class Gated(Rms):
+    def forward(self, x, gate=None):
+        return super().forward(x if gate is None else x * F.silu(gate))
+
+
+class Renamed(nn.LayerNorm):
+    """A subclass with torch's forward."""
+
+    def reset(self):
+        self.reset_parameters()
+
+
+class RenamedTwice(Renamed):
+    pass
