@@ -121,49 +121,56 @@ struct Access {
       for (int k = 0; k < W; ++k) out[k] = to_float(raw.at[k]);
     }
   }
-  // Zeros unless `valid`.
+  // Keeps the compiler from holding what was unpacked before.
+  template <int K>
+  static __device__ void forget(Raw (&raw)[K]) {
+    if constexpr (W > 1 && sizeof(T) < sizeof(C)) {
+#pragma unroll
+      for (Raw& r : raw) {
+#pragma unroll
+        for (int i = 0; i < kBytes / 4; ++i) asm("" : "+r"(reinterpret_cast<uint32_t*>(&r)[i]));
+      }
+    }
+  }
+  // Zeros unless `valid`. kOnce: from global memory that is read once, so that it leaves the caches
+  // to what is read again.
+  template <bool kOnce = false>
   static __device__ Raw load_if(bool valid, const char* at) {
     Raw raw{};
-    if (valid) raw = load(at);
-    return raw;
-  }
-  // The same from global memory that is read once: it leaves the caches to what is read again.
-  static __device__ Raw load_once_if(bool valid, const char* at) {
     if constexpr (W == 1) {
-      return load_if(valid, at);
-    } else {
-      Raw raw{};
-      if (valid) {
+      if (valid) raw = load(at);
+    } else if (valid) {
 #pragma unroll
-        for (int i = 0; i < kWords; ++i)
-          reinterpret_cast<Word*>(&raw)[i] = __ldcs(reinterpret_cast<const Word*>(at) + i);
+      for (int i = 0; i < kWords; ++i) {
+        const Word* word = reinterpret_cast<const Word*>(at) + i;
+        reinterpret_cast<Word*>(&raw)[i] = kOnce ? __ldcs(word) : *word;
       }
-      return raw;
     }
+    return raw;
   }
   static __device__ void store(const DeviceTensor& tensor, int64_t index, const C (&values)[W]) {
     store(tensor.data + index * static_cast<int64_t>(sizeof(T)), values);
   }
+  // kOnce: to global memory that is not read again soon. (It keeps the compiler from moving the
+  // stores, which a kernel that is short of registers cannot afford.)
+  template <bool kOnce = false>
   static __device__ void store(char* at, const C (&values)[W]) {
-    const Raw raw = packed(values);
+    Raw raw;
+#pragma unroll
+    for (int k = 0; k < W; ++k) convert(values[k], raw.at[k]);
     if constexpr (W == 1) {
       *reinterpret_cast<T*>(at) = raw.at[0];
     } else {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i)
-        reinterpret_cast<Word*>(at)[i] = reinterpret_cast<const Word*>(&raw)[i];
-    }
-  }
-  // The same to global memory that is not read again soon. (It keeps the compiler from moving the
-  // stores, which a kernel that is short of registers cannot afford.)
-  static __device__ void store_once(char* at, const C (&values)[W]) {
-    if constexpr (W == 1) {
-      store(at, values);
-    } else {
-      const Raw raw = packed(values);
-#pragma unroll
-      for (int i = 0; i < kWords; ++i)
-        __stcs(reinterpret_cast<Word*>(at) + i, reinterpret_cast<const Word*>(&raw)[i]);
+      for (int i = 0; i < kWords; ++i) {
+        const Word word = reinterpret_cast<const Word*>(&raw)[i];
+        Word* const to = reinterpret_cast<Word*>(at) + i;
+        if constexpr (kOnce) {
+          __stcs(to, word);
+        } else {
+          *to = word;
+        }
+      }
     }
   }
   // The value that is left after a stay in this type.
@@ -171,14 +178,6 @@ struct Access {
     T stored;
     convert(value, stored);
     return to_float(stored);
-  }
-
- private:
-  static __device__ Raw packed(const C (&values)[W]) {
-    Raw raw;
-#pragma unroll
-    for (int k = 0; k < W; ++k) convert(values[k], raw.at[k]);
-    return raw;
   }
 };
 

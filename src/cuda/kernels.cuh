@@ -29,10 +29,10 @@ struct Typed {
   }
   template <int W, bool kPlain, size_t kLine = 0>
   static Kernel& forward(const Tile& tile) {
-    constexpr int kElements = forward_elements(W > 1);
-    if constexpr (kLine < std::size(kForwardShort)) {
-      constexpr ForwardShort kShort = kForwardShort[kLine];
-      if constexpr (kShort.elements <= kElements) {
+    constexpr auto kMost = [](Scope scope) { return forward_elements(scope, sizeof(X), W > 1); };
+    if constexpr (kLine < forward_short(W > 1).size()) {
+      constexpr ForwardShort kShort = forward_short(W > 1)[kLine];
+      if constexpr (kShort.elements <= kMost(Scope::kWarp)) {
         if (tile.scope == Scope::kWarp && tile.team == kShort.team &&
             tile.elements == kShort.elements)
           return forward_instance<W, kPlain, Scope::kWarp, kShort.team, kShort.elements>();
@@ -42,8 +42,8 @@ struct Typed {
       if (tile.streams())
         return kernel<rows_forward_streamed<X, Y, float, W>>("rows_forward_streamed");
       return tile.scope == Scope::kBlock
-                 ? forward_instance<W, kPlain, Scope::kBlock, kWarp, kElements>()
-                 : forward_instance<W, kPlain, Scope::kCluster, kWarp, kElements>();
+                 ? forward_instance<W, kPlain, Scope::kBlock, kWarp, kMost(Scope::kBlock)>()
+                 : forward_instance<W, kPlain, Scope::kCluster, kWarp, kMost(Scope::kCluster)>();
     }
   }
 

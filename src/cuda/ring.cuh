@@ -135,10 +135,11 @@ struct Share {
   int block;  // or cluster
   int teams;  // of a block
   int64_t row;
-  int steps;       // rows of this team
-  int warp_steps;  // the most of the warp's teams
-  int64_t part;    // the block's first column
-  int cols;        // and how many it has
+  int steps;        // rows of this team
+  int warp_steps;   // the most of the warp's teams
+  int block_steps;  // the most of the block's teams
+  int64_t part;     // the block's first column
+  int cols;         // and how many it has
 
   template <typename AnyTeam>
   __device__ Share(const AnyTeam& team, const RowWalk& walk, int64_t rows, int64_t all_cols,
@@ -156,6 +157,7 @@ struct Share {
     };
     steps = steps_from(row);
     warp_steps = kTeamsOfWarp > 1 ? steps_from(row - team.index() % kTeamsOfWarp) : steps;
+    block_steps = steps_from(block);
   }
 };
 

@@ -12,6 +12,34 @@
 
 namespace evenkeel::cuda {
 
+// Vectors of floats in shared memory, for the thread that put them there; pieces of 16 bytes of
+// neighbouring threads lie side by side.
+template <int W>
+class OwnVectors {
+ public:
+  __device__ OwnVectors(char* place, int thread, int threads)
+      : place_(reinterpret_cast<Piece*>(place) + thread), threads_(threads) {}
+
+  __device__ void put(int v, const float (&values)[W]) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      place_[(v * kPieces + i) * threads_] = *reinterpret_cast<const Piece*>(values + i * kFloats);
+  }
+  __device__ void get(int v, float (&values)[W]) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      *reinterpret_cast<Piece*>(values + i * kFloats) = place_[(v * kPieces + i) * threads_];
+  }
+
+ private:
+  static constexpr int kFloats = W == 1 ? 1 : 4, kPieces = W / kFloats;
+  struct alignas(kFloats * sizeof(float)) Piece {
+    float value[kFloats];
+  };
+  Piece* place_;
+  int threads_;
+};
+
 template <typename X, typename D, int W, Scope kScope, int kLanes, int kElements, bool kPlain>
 __global__ void __launch_bounds__(kRingThreads, 1)
     rows_backward(const __grid_constant__ BackwardArguments a) {
@@ -33,7 +61,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope == Scope::kCluster> team(scratch, a.team);
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
-  const int first = team.thread() * W, step = team.size() * W;
+  const int first = team.thread() * W;
+  int step = team.size() * W;
   const float of_row = formula.share;
   const auto x_bytes = static_cast<int>(ring_part(a.part_cols, sizeof(X), kAligned));
   const int slot_bytes = x_bytes + static_cast<int>(ring_part(a.part_cols, sizeof(D), kAligned));
@@ -66,11 +95,17 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   fetch_statistics();
 
   float weight[kHoldsWeight ? kVectors : 1][W];
+  OwnVectors<W> weights(rings + a.stages * slot_bytes, team.thread(), team.size());
   if constexpr (kHoldsWeight) {
     load_weights(formula, share.part, first, step, share.cols - W, weight,
                  [&] { ring.fill(fetch); });
   } else {
     ring.fill(fetch);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      weights_at<X>(formula, share.part + min(first + v * step, share.cols - W), weight[0]);
+      weights.put(v, weight[0]);
+    }
   }
   float dweight[kElements] = {}, dbias[kElements] = {};
 
@@ -86,6 +121,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     const char* dys = xs + x_bytes;
     const bool wraps = walk.move(a.walk);
     if constexpr (!kAligned) {
+      asm volatile("" : "+r"(step));  // or the offsets of all elements would take registers
       xs += x_at.place();
       dys += dy_at.place();
       x_at.move(a.x_step, wraps);
@@ -111,7 +147,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
 #pragma unroll
           for (int k = 0; k < W; ++k) w[k] = weight[v][k];
         } else {
-          weights_at<X>(formula, column, w);
+          weights.get(v, w);
         }
         body(Element::template of<kPlain>(a, column, x, dy, w, mean, rstd), v);
       }
@@ -152,6 +188,13 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     if constexpr (!kHolds) ring.advance(fetch);
   }
 
+  if constexpr (kScope == Scope::kBlock) {
+    // compute-sanitizer tells races by how many barriers each thread has passed.
+    for (int i = share.steps; i < share.block_steps; ++i) {
+      if constexpr (!kAligned) team.sync();
+      team.sync();
+    }
+  }
   if (a.dweight_partials != nullptr || a.dbias_partials != nullptr) {
     // Each writer puts its sums into the place of the rings, and all threads add them up.
     constexpr int kTeamsOfWarp = Share<kScope, kLanes>::kTeamsOfWarp;

@@ -65,11 +65,16 @@ __device__ inline void apply(const ForwardArguments& a, const C (&x)[W], C rstd,
   }
 }
 
+// The most threads of a block, as far as the compiler knows: a divisor of forward_threads().
+template <Scope kScope>
+inline constexpr int kForwardBound = kScope == Scope::kWarp    ? kForwardWarpThreads
+                                     : kScope == Scope::kBlock ? 640
+                                                               : kForwardBlockThreads;
+
 // kPlain: neither an activation, nor a casting order, nor an offset of the weight.
 template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain>
-__global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
-                                                         : kForwardBlockThreads,
-                                  forward_blocks(kScope, kElements))
+__global__ void __launch_bounds__(kForwardBound<kScope>,
+                                  forward_threads(kScope, kElements) / kForwardBound<kScope>)
     rows_forward(const __grid_constant__ ForwardArguments a) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kScope == Scope::kCluster) return;
@@ -77,6 +82,7 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
   using In = Access<X, W, float>;
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
+  constexpr bool kHinted = forward_hints(kScope, kLanes, kElements);
   __shared__ __align__(16) char scratch[kScope == Scope::kWarp ? 1 : kReduceBytes];
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
@@ -93,46 +99,69 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
   const char* from = a.x.data + (a.x.offset(row) + first) * static_cast<int64_t>(sizeof(X));
   typename In::Raw raw[kVectors];
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v)
-    raw[v] =
-        In::load_once_if(first + v * step < cols, from + v * step * static_cast<int>(sizeof(X)));
-  float x[kVectors][W];
+  for (int v = 0; v < kVectors; ++v) {
+    const char* at = from + v * step * static_cast<int>(sizeof(X));
+    const bool valid = first + v * step < cols;
+    raw[v] = In::template load_if<kHinted>(valid, at);
+  }
+  // Short rows are unpacked and centered once. For long rows every pass does that anew: to hold the
+  // values would take twice the registers.
+  constexpr bool kHolds = kScope == Scope::kWarp && kElements <= 32;
+  float held[kHolds ? kVectors : 1][W];
+  const auto subtract = [&](int v, float center, float(&x)[W]) {
+    const float valid_center = first + v * step < cols ? center : 0;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) In::unpack(raw[v], x[v]);
+    for (int k = 0; k < W; ++k) x[k] -= valid_center;
+  };
+  const auto values = [&](int v, float center, float(&x)[W]) {
+    if constexpr (kHolds) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) x[k] = held[v][k];
+    } else {
+      In::unpack(raw[v], x);
+      subtract(v, center, x);
+    }
+  };
+  const auto sum_over = [&](float center, auto sum_of_vector) {
+    float sum = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float x[W];
+      values(v, center, x);
+      sum += sum_of_vector(x);
+    }
+    return sum;
+  };
+  const auto square = [](const float(&x)[W]) { return sum_of_squares(x); };
+  if constexpr (kHolds) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) In::unpack(raw[v], held[v]);
+  }
 
   // Each warp centers its own values; the rest of the way to the row's mean is `shift`.
-  float mean = 0, shift = 0, squares = 0;
-  const auto sum_squares = [&] {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) squares += sum_of_squares(x[v]);
-  };
+  float center = 0, mean = 0, shift = 0, squares = 0;
   if (formula.centers) {
-    float sum = 0;
+    const float sum = sum_over(0, [](const float(&x)[W]) { return sum_of(x); });
     int vectors = 0;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      sum += sum_of(x[v]);
-      vectors += first + v * step < cols;
-    }
+    for (int v = 0; v < kVectors; ++v) vectors += first + v * step < cols;
     const float count = team.warp_count(vectors) * W;
-    const float center = team.warp_sum(sum) * __frcp_rn(fmaxf(count, 1));
+    mean = center = team.warp_sum(sum) * __frcp_rn(fmaxf(count, 1));
+    if constexpr (kHolds) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const float valid_center = first + v * step < cols ? center : 0;
-#pragma unroll
-      for (int k = 0; k < W; ++k) x[v][k] -= valid_center;
+      for (int v = 0; v < kVectors; ++v) subtract(v, center, held[v]);
+    } else {
+      In::forget(raw);
     }
-    sum_squares();
-    squares = team.warp_sum(squares);
-    mean = center;
+    squares = team.warp_sum(sum_over(center, square));
     team.merge(count, formula.share, mean, squares);
     shift = center - mean;
   } else {
-    sum_squares();
-    float sum[1] = {squares};
+    float sum[1] = {sum_over(0, square)};
     team.sum(sum);
     squares = sum[0];
   }
+  if constexpr (!kHolds) In::forget(raw);
   float variance = squares * static_cast<float>(formula.share);
 
   // Lanes of another row in the warp keep it company, but its bits must not depend on theirs.
@@ -142,8 +171,9 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       float z[W];
+      values(v, center, z);
 #pragma unroll
-      for (int k = 0; k < W; ++k) z[k] = first + v * step < cols ? x[v][k] + shift : 0;
+      for (int k = 0; k < W; ++k) z[k] = first + v * step < cols ? z[k] + shift : 0;
       sums[0] += sum_of(z);
       sums[1] += sum_of_squares(z);
     }
@@ -154,6 +184,7 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
       variance = fmaxf(sums[1] * static_cast<float>(formula.share) - rest * rest, sums[1] * 0);
     mean += rest;
     shift -= rest;
+    if constexpr (!kHolds) In::forget(raw);
   }
   const float rstd = reciprocal_root(variance + static_cast<float>(formula.eps));
   if (first == 0 && stores) {
@@ -184,8 +215,10 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? kForwardWarpThreads
 #pragma unroll
         for (int k = 0; k < W; ++k) weight[k] += offset;
       }
-      apply<X, kPlain>(a, x[v], rstd, shift, weight, bias, y);
-      Out::store_once(to + v * step * static_cast<int>(sizeof(Y)), y);
+      float x[W];
+      values(v, center, x);
+      apply<X, kPlain>(a, x, rstd, shift, weight, bias, y);
+      Out::template store<kHinted>(to + v * step * static_cast<int>(sizeof(Y)), y);
     }
   };
   with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {

@@ -136,11 +136,10 @@ class Team {
       const Parts<K, C>* parts = exchanged<K>(mine);
 #pragma unroll
       for (int k = 0; k < K; ++k) values[k] = 0;
-      each_warp(parts, [&](const Parts<K, C>& part) {
+      add_warps(parts, values, [&](const Parts<K, C>& part) {
 #pragma unroll
         for (int k = 0; k < K; ++k) values[k] += part.value[k];
       });
-      butterfly<kReaders>(values);
     }
   }
 
@@ -164,16 +163,14 @@ class Team {
     if constexpr (kScope != Scope::kWarp) {
       const Parts<3, float>* parts = exchanged<3>(Parts<3, float>{{mean, squares, count}});
       float sum[1] = {};
-      each_warp(parts,
+      add_warps(parts, sum,
                 [&](const Parts<3, float>& part) { sum[0] += part.value[0] * part.value[2]; });
-      butterfly<kReaders>(sum);
       mean = sum[0] * share;
       sum[0] = 0;
-      each_warp(parts, [&](const Parts<3, float>& part) {
+      add_warps(parts, sum, [&](const Parts<3, float>& part) {
         const float distance = part.value[0] - mean;
         sum[0] += part.value[1] + part.value[2] * (distance * distance);
       });
-      butterfly<kReaders>(sum);
       squares = sum[0];
     }
   }
@@ -217,9 +214,9 @@ class Team {
   // Lanes that share the reading of what the warps exchanged; a block with rings has 16 warps.
   static constexpr int kReaders = kMaxWarps <= 16 ? 16 : 32;
 
-  // Calls body for the parts of the team's warps, or of those that fall to this lane.
-  template <typename Part, typename Body>
-  __device__ void each_warp(const Part* parts, const Body& body) const {
+  // Adds up the parts of the team's warps: body(part) adds one to `sums`.
+  template <typename Part, int K, typename C, typename Body>
+  __device__ void add_warps(const Part* parts, C (&sums)[K], const Body& body) const {
     const int warps = size_ / kWarp, lane = threadIdx.x % kReaders;
     if constexpr (kScope == Scope::kBlock) {
       const Part part = parts[min(lane, warps - 1)];
@@ -227,6 +224,7 @@ class Team {
     } else {
       for (int w = lane; w < warps * cluster(); w += kReaders) body(parts[w]);
     }
+    butterfly<kReaders>(sums);
   }
 
   // Sums over kWidth neighbouring lanes; all of them get the results.

@@ -82,10 +82,14 @@ struct Offer {
 
 Offer offer_of(const Kind& kind) {
   if (kind.pass == Pass::kForward) {
-    const int elements = forward_elements(kind.aligned);
-    Offer offer{{}, elements, elements, kForwardWarpThreads, kForwardBlockThreads};
-    for (const ForwardShort& s : kForwardShort) {
-      if (s.elements <= elements) offer.warps.push_back({.team = s.team, .elements = s.elements});
+    const auto most = [&](Scope scope) {
+      return forward_elements(scope, kind.x_size(), kind.aligned);
+    };
+    Offer offer{
+        {}, most(Scope::kBlock), most(Scope::kCluster), kForwardWarpThreads, kForwardBlockThreads};
+    for (const ForwardShort& s : forward_short(kind.aligned)) {
+      if (s.elements <= most(Scope::kWarp))
+        offer.warps.push_back({.team = s.team, .elements = s.elements});
     }
     return offer;
   }
@@ -97,7 +101,7 @@ Offer offer_of(const Kind& kind) {
 
 Tile tile_of(const Kind& kind, int64_t cols, const Chip& chip) {
   return kind.pass == Pass::kForward
-             ? forward_tile(cols, kind.aligned, chip)
+             ? forward_tile(cols, kind.x_size(), kind.aligned, chip)
              : backward_tile(cols, kind.x_size(), kind.other_size(), kind.aligned, chip);
 }
 
@@ -267,7 +271,11 @@ int64_t bytes_touched(const Choice& c) {
   // At the end teams, or warps of small ones, add up their dweight and dbias, if they are several.
   const int64_t writers = tile.threads / std::max(tile.team, kWarp);
   const int64_t sums = tile.teams() == 1 ? 0 : 2 * writers * share * int64_t{sizeof(float)};
-  return kReduceBytes + std::max(tile.teams() * tile.stages * slot, sums);
+  // A thread that holds many elements puts its weights behind the rings.
+  const int64_t weights = tile.elements == kBackwardMostElements
+                              ? int64_t{tile.team} * tile.elements * int64_t{sizeof(float)}
+                              : 0;
+  return kReduceBytes + std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
 static_assert(kReduceBytes % kSlotAlignment == 0, "the first slot comes after the sums");
@@ -332,7 +340,8 @@ TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
       return "a warp less would do";
     if (tile.scope == Scope::kCluster) {
       if (could_hold(c, 1, offer.elements)) return "a block would do";
-      if (tile.elements > offer.elements && some_cluster_could_hold(c, offer.elements))
+      if (c.kind.pass == Pass::kBackward && tile.elements > offer.elements &&
+          some_cluster_could_hold(c, offer.elements))
         return "fewer elements would do";
       if (tile.cluster > 2 && could_hold(c, tile.cluster / 2, tile.elements))
         return "half the cluster would do";
@@ -365,7 +374,7 @@ TEST(CudaTile, NoLongHalfRowIsStreamedOnAnH200) {
 }
 
 // The functions stay plain: a tile can be had at compile time.
-static_assert(forward_tile(4096, true, kH200.chip).capacity() >= 4096);
+static_assert(forward_tile(4096, 2, true, kH200.chip).capacity() >= 4096);
 static_assert(backward_tile(4096, 2, 2, true, kH200.chip).capacity() >= 4096);
 
 // --- Plans
