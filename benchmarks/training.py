@@ -2,9 +2,10 @@
 
 Random weights in float32, bfloat16 autocast, fused AdamW, torch's scaled_dot_product_attention, dropout as
 in the configuration (0.1 in BERT and GPT-2, none in ViT). The three variants are one model with the same
-parameters in the same memory; surgery and undo() switch between them in every round. "none", where the norms
-only pass x on, is the floor; the share is how much of the way from native to there evenkeel goes. Times are
-medians over the rounds, by CUDA events. To compile block by block takes seconds, a whole model minutes.
+parameters in the same memory; surgery and undo() switch between them in every round, but compiled code is
+made for one after the other. "none", where the norms only pass x on, is the floor; the share is how much of
+the way from native to there evenkeel goes. Times are medians over the rounds, by CUDA events. To compile block
+by block takes seconds, a whole model minutes.
 
     python benchmarks/training.py --csv benchmarks/results/<file>.csv
     python benchmarks/training.py --device cpu --tiny
@@ -169,6 +170,44 @@ class Training:
         return begin.elapsed_time(end) / STEPS, torch.cuda.max_memory_allocated() / 2**30
 
 
+# Kinds of kernels by what is in their names, first match first.
+KINDS = {
+    "evenkeel": ("evenkeel",),
+    "products": ("gemm", "cutlass", "nvjet", "xmma", "splitK"),
+    "attention": ("flash", "fmha", "attention", "cudnn_generated"),
+    "optimizer": ("multi_tensor", "FusedAdam"),
+    "with layer norm": ("layer_norm", "LayerNorm", "GammaBeta"),
+    "compiled": ("triton_",),
+    "other": ("",),
+}
+
+
+def profile(label, training):
+    """Prints how long the kinds of kernels take in a step of each variant, in milliseconds."""
+    spent = {}
+    for variant in VARIANTS:
+        torch.compiler.reset()
+        with surgery(training.model, variant):
+            for _ in range(WARM_STEPS):
+                training.step()
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            ) as profiler:
+                for _ in range(STEPS):
+                    training.step()
+        spent[variant] = dict.fromkeys(KINDS, 0.0)
+        for event in profiler.key_averages():
+            kind = next(k for k, words in KINDS.items() if any(w in event.key for w in words))
+            spent[variant][kind] += event.self_device_time_total / 1e3 / STEPS
+    table = Table(title=f"{label}: milliseconds of a step by kind of kernel", title_justify="left")
+    for name in ("", *VARIANTS):
+        table.add_column(name, justify="right" if name else "left")
+    for kind in KINDS:
+        table.add_row(kind, *(f"{spent[variant][kind]:.2f}" for variant in VARIANTS))
+    table.add_row("all", *(f"{sum(spent[variant].values()):.2f}" for variant in VARIANTS))
+    Console(width=None if sys.stdout.isatty() else 150, highlight=False).print(table)
+
+
 class Figures(typing.NamedTuple):
     milliseconds: float
     gib: float | None
@@ -182,7 +221,7 @@ def complain(label, variant, reason):
     print(f"{label}: {variant}: {reason}", file=sys.stderr, flush=True)
 
 
-def measure(label, training, rounds):
+def measure(label, training, rounds, compiled):
     """{variant: Figures}; a variant that fails is named, and the others go on."""
     losses, turns = {}, {variant: [] for variant in VARIANTS}
 
@@ -200,11 +239,19 @@ def measure(label, training, rounds):
             training.step()
         losses[variant] = training.loss()
 
+    def take_turns(variant, count=1):
+        turns[variant] += [training.turn() for _ in range(count)]
+
+    def warm_and_take_turns(variant):
+        torch.compiler.reset()
+        warm(variant)
+        take_turns(variant, rounds)
+
     for variant in VARIANTS:
-        attempt(variant, warm)
-    for _ in range(rounds):
+        attempt(variant, warm_and_take_turns if compiled else warm)
+    for _ in range(0 if compiled else rounds):
         for variant in list(turns):
-            attempt(variant, lambda variant: turns[variant].append(training.turn()))
+            attempt(variant, take_turns)
     if {"native", "fused"} <= losses.keys():
         off = abs(losses["fused"] / losses["native"] - 1)
         if not off <= TOLERANCE:  # so that NaN fails too
@@ -308,6 +355,9 @@ def arguments():
         default="blocks",
         help="what torch.compile gets after the eager rounds (default: blocks)",
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="instead of times of steps: where they are spent"
+    )
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument("--commit", help="what the figures belong to (default: git describe)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
@@ -337,9 +387,11 @@ def run(name, mode, options, report):
     try:
         training = Training(name, options)
         if mode != "eager":
-            torch.compiler.reset()
             training.compile(mode)
-        figures = measure(f"{name} {label}", training, options.rounds)
+        if options.profile:
+            profile(f"{name} {label}", training)
+            return True
+        figures = measure(f"{name} {label}", training, options.rounds, mode != "eager")
         batch = "x".join(str(size) for size in next(iter(training.inputs.values())).shape)
     except Exception as error:
         complain(f"{name} {label}", "model", error)
@@ -355,7 +407,8 @@ def main():
     # What may take long comes last.
     modes = ["eager"] if options.compile == "no" else ["eager", options.compile]
     fine = [run(name, mode, options, report) for mode in modes for name in options.models]
-    report.print_table()
+    if not options.profile:
+        report.print_table()
     sys.exit(0 if all(fine) else 1)
 
 

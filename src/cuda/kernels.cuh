@@ -62,6 +62,10 @@ struct Typed {
     } else {
       if (tile.streams())
         return kernel<rows_backward_streamed<X, Y, float, W>>("rows_backward_streamed");
+      if constexpr (W == 1) {
+        if (tile.scope == Scope::kBlock && tile.elements == kBackwardFewElements)
+          return backward_instance<W, kPlain, Scope::kBlock, kWarp, kBackwardFewElements>();
+      }
       if (tile.scope == Scope::kBlock)
         return backward_instance<W, kPlain, Scope::kBlock, kWarp, kBackwardElements>();
       return tile.elements == kBackwardElements

@@ -34,6 +34,19 @@ __device__ inline void parameters_at(const DeviceVector& vector, int64_t column,
   }
 }
 
+// Brings weight and bias from memory into the second cache, which all blocks share: one does it, and
+// before its kernel has to wait for anything.
+__device__ inline void prefetch_parameters(const Formula& formula, int64_t cols) {
+  if (blockIdx.x != 0) return;
+  for (const DeviceVector& vector : {formula.weight, formula.bias}) {
+    if (vector.data == nullptr) continue;
+    constexpr int kLine = 128;
+    const int64_t bytes = cols * (vector.dtype == Dtype::kF32 ? 4 : 2);
+    for (int64_t at = threadIdx.x * kLine; at < bytes; at += blockDim.x * kLine)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(vector.data + at));
+  }
+}
+
 template <int W, typename C>
 __device__ inline void add_offset(const Formula& formula, C (&weight)[W]) {
   const C offset = formula.weight_offset;

@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   constexpr int kVectors = kElements / W;
   // What is read twice is kept in registers if it is small enough beside the sums. Single elements
   // take a register each.
-  constexpr bool kHolds = kAligned && kElements * (sizeof(X) + sizeof(D)) <= 64;
+  constexpr bool kHolds =
+      (kAligned || kElements <= kBackwardFewElements) && kElements * (sizeof(X) + sizeof(D)) <= 64;
   constexpr bool kHoldsWeight = kElements <= kBackwardElements;
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
   using In = Access<X, W, float>;
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
-  constexpr bool kHinted = forward_hints(kScope, kLanes, kElements);
+  constexpr bool kHinted = forward_hints(sizeof(X), kElements);
   __shared__ __align__(16) char scratch[kScope == Scope::kWarp ? 1 : kReduceBytes];
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
   // Lanes without a row do what the last row's do, but store nothing.
   const bool stores = row < a.rows;
   row = min(row, a.rows - 1);
+  prefetch_parameters(formula, a.cols);
   wait_for_previous_kernel();
 
   const char* from = a.x.data + (a.x.offset(row) + first) * static_cast<int64_t>(sizeof(X));
@@ -186,6 +187,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
     shift -= rest;
     if constexpr (!kHolds) In::forget(raw);
   }
+  team.take_leave();
   const float rstd = reciprocal_root(variance + static_cast<float>(formula.eps));
   if (first == 0 && stores) {
     if (a.mean != nullptr) reinterpret_cast<float*>(a.mean)[row] = mean;
@@ -232,6 +234,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
       finish(type, kUnknown, kUnknown);
     }
   });
+  team.leave();
 }
 
 }  // namespace evenkeel::cuda

@@ -113,6 +113,19 @@ class Team {
 #endif
   }
 
+  // meet() in two parts, for blocks that have received all that others sent them: no block may end
+  // before every one has. Nothing written to memory is waited for.
+  __device__ void take_leave() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.arrive.relaxed;");
+#endif
+  }
+  __device__ void leave() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.wait;");
+#endif
+  }
+
   // All threads of the team in this block arrive; what they wrote to shared memory before is visible
   // after.
   __device__ void sync() const {

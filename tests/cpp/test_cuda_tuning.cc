@@ -76,6 +76,7 @@ std::vector<Kind> all_kinds() {
 struct Offer {
   std::vector<Tile> warps;  // teams within a warp, smallest first
   int elements;             // of larger teams
+  int few_elements;         // of some blocks
   int most_elements;        // of a cluster
   int warp_threads, block_threads;
 };
@@ -85,15 +86,24 @@ Offer offer_of(const Kind& kind) {
     const auto most = [&](Scope scope) {
       return forward_elements(scope, kind.x_size(), kind.aligned);
     };
-    Offer offer{
-        {}, most(Scope::kBlock), most(Scope::kCluster), kForwardWarpThreads, kForwardBlockThreads};
+    Offer offer{{},
+                most(Scope::kBlock),
+                most(Scope::kBlock),
+                most(Scope::kCluster),
+                kForwardWarpThreads,
+                kForwardBlockThreads};
     for (const ForwardShort& s : forward_short(kind.aligned)) {
       if (s.elements <= most(Scope::kWarp))
         offer.warps.push_back({.team = s.team, .elements = s.elements});
     }
     return offer;
   }
-  Offer offer{{}, kBackwardElements, kBackwardMostElements, kRingThreads, kRingThreads};
+  Offer offer{{},
+              kBackwardElements,
+              kind.aligned ? kBackwardElements : kBackwardFewElements,
+              kBackwardMostElements,
+              kRingThreads,
+              kRingThreads};
   for (const int team : kBackwardTeams)
     offer.warps.push_back({.team = team, .elements = kBackwardElements});
   return offer;
@@ -203,7 +213,8 @@ const char* flaw_of_block(const Choice& c) {
   constexpr int kNamedBarriers = 15;  // of 16; the first one is __syncthreads()
   if (c.tile.cluster != 1) return "a cluster whose sums stay in a block";
   if (c.tile.team % kWarp != 0) return "a warp that waits in two barriers";
-  if (c.tile.elements != c.offer.elements) return "no kernel holds so many elements";
+  if (c.tile.elements != c.offer.elements && c.tile.elements != c.offer.few_elements)
+    return "no kernel holds so many elements";
   if (c.tile.threads > c.offer.block_threads) return "more threads than the kernel is compiled for";
   return c.tile.teams() > kNamedBarriers ? "more teams than barriers" : nullptr;
 }

@@ -3,6 +3,7 @@
 A model has dozens of equal norms that differ in their numbers only; printed, they share a line.
 """
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,8 @@ class Report:
                 )
         for entry, _ in self._fused:
             set_class(entry.module, entry.original)
+        if self._fused:
+            forget_compiled(self.model)
         self._fused = []
 
     def __str__(self):
@@ -75,6 +78,15 @@ class Report:
 def set_class(module, new):
     """Past the __setattr__ of the module, which may do more than that."""
     object.__setattr__(module, "__class__", new)
+
+
+def forget_compiled(model):
+    """Drops what torch.compile has made: not every version of torch sees that a class has changed."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    wrapper = sys.modules["torch._dynamo"].OptimizedModule
+    if any(isinstance(m, wrapper) or m._compiled_call_impl is not None for m in model.modules()):
+        torch.compiler.reset()
 
 
 def shown(name):

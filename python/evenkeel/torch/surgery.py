@@ -15,7 +15,7 @@ import torch
 
 from evenkeel.torch import modules, probe
 from evenkeel.torch.replica import tensors_of
-from evenkeel.torch.report import Replacement, Report, Skipped, set_class
+from evenkeel.torch.report import Replacement, Report, Skipped, forget_compiled, set_class
 
 MIXED = ("amp_fp16", "amp_bf16", "amp")
 PLAIN = ("fp32", "fp16")
@@ -80,6 +80,8 @@ def _operate(caller, model, kinds, precision=None, optimizers=None, include=None
             replaced.append(Replacement(*entry, recipe))
             classes.append(new)
     _swap(replaced, classes)
+    if replaced:
+        forget_compiled(model)
     if (
         not replaced
         and precision not in PLAIN
