@@ -1,7 +1,8 @@
-"""The tables of docs/performance.md, made from the CSV files that rivals.py (CPU) and gpu.py write.
+"""The tables of docs/performance.md, made from the CSV files that rivals.py (CPU), gpu.py and training.py write.
 
 For every problem and pass: the share of the limit that evenkeel and the best rival reach, and the lead (the best
-rival's time / evenkeel's). Rewrites what lies between the markers; nothing in the tables is typed by hand.
+rival's time / evenkeel's); for training steps, their time and memory. Rewrites what lies between the markers;
+nothing in the tables is typed by hand.
 
     python benchmarks/table.py benchmarks/results/<file>.csv
 """
@@ -111,11 +112,36 @@ def gpu_markdown(path):
     return "\n".join(text)
 
 
+def training_markdown(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    steps = {}
+    for row in rows:
+        step = steps.setdefault((row["model"], row["batch"], row["mode"]), {})
+        step[row["variant"]] = row
+    variants = ("native", "fused", "none")
+    text = [
+        f"From `{path.name}`: {rows[0]['machine']}, torch {rows[0]['torch']}, transformers "
+        f"{rows[0]['transformers']}, commit {rows[0]['commit']}.",
+        "",
+        f"| step, ms (peak memory, GiB) | {' | '.join(variants)} | share of the way |",
+        "|---" * (len(variants) + 2) + "|",
+    ]
+    for key, found in steps.items():
+        cells = [f"{found[v]['step_ms']} ({found[v]['peak_gib']})" for v in variants]
+        text.append(f"| {' '.join(key)} | {' | '.join(cells)} | {found['fused']['share']} |")
+    return "\n".join(text)
+
+
+TABLES = {"gpu": gpu_markdown, "training": training_markdown, "cpu": markdown}
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     path = pathlib.Path(sys.argv[1])
-    name, table = ("gpu", gpu_markdown) if path.name.startswith("gpu") else ("rivals", markdown)
+    name = path.name.partition("-")[0]
+    table = TABLES[name]
     begin, end = f"<!-- {name}: begin (benchmarks/table.py) -->", f"<!-- {name}: end -->"
     head, rest = DOCUMENT.read_text().split(begin)
     _, tail = rest.split(end)
