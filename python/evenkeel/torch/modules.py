@@ -121,6 +121,25 @@ class GroupNorm(GroupNormForward, torch.nn.GroupNorm):
         self._set_options(activation=activation, weight_offset=weight_offset)
 
 
+class GroupNormSiLU(GroupNorm):
+    """torch.nn.GroupNorm and the SiLU behind it in one kernel."""
+
+    activation = "silu"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, activation="silu", **kwargs)
+
+
+class SpentSiLU(Fused, torch.nn.SiLU):
+    """A SiLU that the norm before it has done already."""
+
+    def _shown(self):
+        return ["done by the norm before it"]
+
+    def forward(self, input):
+        return input
+
+
 # ---- classes made of other people's ----
 
 # Norm: torch's class, the mixin that replaces its forward, and evenkeel's class.

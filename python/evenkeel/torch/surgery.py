@@ -6,7 +6,9 @@ torch's own norms are known; what a hand-written one computes is found out by ru
 Everything is checked and planned before the first change, and undone if a change fails.
 """
 
+import dataclasses
 import fnmatch
+import itertools
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -26,11 +28,11 @@ def fuse(model, *, layer_norm=True, rms_norm=True, group_norm=True, include=None
 
     layer_norm, rms_norm, group_norm: whether norms of this kind are replaced. include, exclude: one
     or several patterns of module names (`encoder.*`; * also matches dots) or classes; a module is
-    replaced if it is included (None: all are) and not excluded. `undo()` of the result takes
-    everything back.
+    replaced if it is included (None: all are) and not excluded. A group norm and the SiLU behind it
+    in an nn.Sequential become one kernel. `undo()` of the result takes everything back.
     """
     kinds = {"layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm}
-    return _operate("fuse", model, kinds, include=include, exclude=exclude)
+    return _operate("fuse", model, kinds, include=include, exclude=exclude, silu=True)
 
 
 def apply_fused_layernorm(model, optimizers=None):
@@ -56,7 +58,9 @@ def apply_low_precision_groupnorm(model, precision=None, optimizers=None):
     )
 
 
-def _operate(caller, model, kinds, precision=None, optimizers=None, include=None, exclude=None):
+def _operate(
+    caller, model, kinds, precision=None, optimizers=None, include=None, exclude=None, silu=False
+):
     _check_model(model)
     _check_optimizers(model, optimizers)
     precision = _checked_precision(precision)
@@ -79,6 +83,8 @@ def _operate(caller, model, kinds, precision=None, optimizers=None, include=None
             new, recipe = outcome
             replaced.append(Replacement(*entry, recipe))
             classes.append(new)
+    if silu:
+        _take_in_silu(named, exclude, replaced, classes)
     _swap(replaced, classes)
     if replaced:
         forget_compiled(model)
@@ -98,6 +104,42 @@ def _named(model):
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(id(module), (module, []))[1].append(name)
     return [(module, tuple(names)) for module, names in named.values()]
+
+
+def _take_in_silu(named, exclude, replaced, classes):
+    """Plans one kernel for each group norm and SiLU that follow each other in an nn.Sequential.
+
+    Both must be in one place only, and nobody may look at what goes from one to the other.
+    """
+    names = {id(module): found for module, found in named}
+    planned = {id(entry.module): i for i, entry in enumerate(replaced)}
+
+    def is_private(module):
+        watched = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+        return len(names[id(module)]) == 1 and not watched
+
+    for sequence, _ in named:
+        if not isinstance(sequence, torch.nn.Sequential) or "forward" in vars(sequence):
+            continue
+        if type(sequence).forward is not torch.nn.Sequential.forward:
+            continue
+        for norm, silu in itertools.pairwise(sequence):
+            i = planned.get(id(norm))
+            if i is None or classes[i] is not modules.GroupNorm or type(silu) is not torch.nn.SiLU:
+                continue
+            if silu._forward_pre_hooks or "forward" in vars(silu):
+                continue
+            if not (is_private(norm) and is_private(silu)):
+                continue
+            where = names[id(silu)]
+            if exclude.match(silu, where) is not None:
+                continue
+            classes[i] = modules.GroupNormSiLU
+            replaced[i] = dataclasses.replace(replaced[i], recipe="group_norm, activation='silu'")
+            replaced.append(
+                Replacement(where[0], where, silu, torch.nn.SiLU, "done by the norm before it")
+            )
+            classes.append(modules.SpentSiLU)
 
 
 def _swap(replaced, classes):

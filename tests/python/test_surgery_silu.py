@@ -1,0 +1,170 @@
+"""A group norm and the SiLU behind it become one kernel, where nobody can tell the difference."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import evenkeel.torch as ek
+
+DONE = "done by the norm before it"
+
+
+def sequence(*, inplace=False):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.SiLU(inplace), nn.Flatten())
+
+
+def recipes(report):
+    return {entry.name: entry.recipe for entry in report.replaced}
+
+
+def image():
+    return torch.randn(2, 3, 6, 7, generator=torch.Generator().manual_seed(1))
+
+
+def with_gradients(model, x):
+    y = model(x)
+    y.square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return y.detach(), gradients
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["new", "in place"])
+def test_values_and_gradients(inplace):
+    model = sequence(inplace=inplace)
+    twin = copy.deepcopy(model)
+    assert recipes(ek.fuse(model)) == {"1": "group_norm, activation='silu'", "2": DONE}
+    (y, gradients), (expected, theirs) = (with_gradients(m, image()) for m in (model, twin))
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_autocast_returns_its_dtype():
+    model = sequence()
+    exact = model(image())
+    ek.fuse(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(image())
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), exact, rtol=3e-2, atol=3e-2)
+
+
+def test_channels_last_is_kept():
+    model = sequence()[:3].to(memory_format=torch.channels_last)
+    ek.fuse(model)
+    y = model(image().to(memory_format=torch.channels_last))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_undo():
+    model = sequence()
+    before, shown = model(image()), repr(model)
+    report = ek.fuse(model)
+    assert "SpentSiLU" in repr(model)
+    assert "activation='silu'" in repr(model)
+    report.undo()
+    assert repr(model) == shown
+    assert torch.equal(model(image()), before)
+    assert "activation" not in vars(model[1])
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_copies(copied):
+    model = sequence()
+    ek.fuse(model)
+    assert torch.equal(copied(model)(image()), model(image()))
+
+
+def test_a_second_time_changes_nothing():
+    model = sequence()
+    ek.fuse(model)
+    report = ek.fuse(model)
+    assert report.replaced == ()
+    assert [entry.reason for entry in report.skipped] == ["already evenkeel's"] * 2
+
+
+def used_twice(model):
+    model.append(model[2])
+
+
+def norm_used_twice(model):
+    model.other = model[1]
+
+
+def watched(where, hook):
+    def watch(model):
+        getattr(model[where], hook)(lambda *_: None)
+
+    return watch
+
+
+def of_a_class(model):
+    class Mine(nn.SiLU):
+        def forward(self, x):
+            return super().forward(2 * x)
+
+    model[2] = Mine()
+
+
+def own_forward(model):
+    model[2].forward = lambda x: x
+
+
+LEFT = {
+    "SiLU used twice": used_twice,
+    "norm used twice": norm_used_twice,
+    "hook on the norm": watched(1, "register_forward_hook"),
+    "hook on the SiLU": watched(2, "register_forward_hook"),
+    "hook before the SiLU": watched(2, "register_forward_pre_hook"),
+    "hook on the norm's gradient": watched(1, "register_full_backward_hook"),
+    "another class": of_a_class,
+    "another forward": own_forward,
+    "something between": lambda model: model.insert(2, nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("change", LEFT.values(), ids=LEFT)
+def test_left_alone(change):
+    """The norm is replaced all the same."""
+    model = sequence()
+    change(model)
+    twin = copy.deepcopy(model)
+    report = ek.fuse(model)
+    assert recipes(report) == {"1": "group_norm"}
+    assert len(report.skipped) == 0
+    if change is not used_twice and change is not norm_used_twice:
+        torch.testing.assert_close(model(image()), twin(image()), rtol=1e-5, atol=1e-5)
+
+
+def test_excluded():
+    model = sequence()
+    assert recipes(ek.fuse(model, exclude=nn.SiLU)) == {"1": "group_norm"}
+    model = sequence()
+    assert recipes(ek.fuse(model, exclude="2")) == {"1": "group_norm"}
+    model = sequence()
+    with pytest.warns(UserWarning, match="no norm was replaced"):
+        assert recipes(ek.fuse(model, exclude="1")) == {}
+    assert type(model[2]) is nn.SiLU
+
+
+def test_composers_function_replaces_norms_only():
+    model = sequence()
+    assert recipes(ek.apply_low_precision_groupnorm(model)) == {"1": "group_norm"}
+
+
+class Skipping(nn.Sequential):
+    def forward(self, x):
+        return self[1](self[0](x)).flatten(1)
+
+
+def test_only_where_the_next_module_gets_the_result():
+    model = Skipping(*sequence())
+    assert recipes(ek.fuse(model)) == {"1": "group_norm"}
+    model = nn.ModuleList(sequence())
+    assert recipes(ek.fuse(model)) == {"1": "group_norm"}
