@@ -1,6 +1,7 @@
 """`python -m evenkeel info`: what this installation is, and what it can do on this machine."""
 
 import argparse
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -18,13 +19,13 @@ def installed(name):
         return None
 
 
-def torch_operators():
-    """What there is to say about evenkeel.torch."""
+def operators(framework):
+    """What there is to say about evenkeel.<framework>."""
     try:
-        from evenkeel.torch import _load
+        importlib.import_module(f"evenkeel.{framework}._load")
     except ImportError as error:
         return f"not available: {error}"
-    return f"ready, built against torch {_load.built_for()}"
+    return f"ready, built against {framework} {_native.built_for(framework)}"
 
 
 def cpu_name():
@@ -51,10 +52,10 @@ def info():
     yield "CPU", f"{cpu_name()}, {os.cpu_count()} processors"
     yield "system", f"{platform.platform()}, Python {platform.python_version()}"
     for name in ("torch", "tensorflow", "jax"):
-        yield name, installed(name) or "not installed"
-    yield "evenkeel.torch", torch_operators()
-    for name in ("tensorflow", "jax"):
-        yield f"evenkeel.{name}", "not built: there are no operators for it yet"
+        yield name, installed(name) or installed(f"{name}-cpu") or "not installed"
+    for name in ("torch", "tensorflow"):
+        yield f"evenkeel.{name}", operators(name)
+    yield "evenkeel.jax", "not built: there are no operators for it yet"
 
 
 def print_info():

@@ -6,11 +6,17 @@ one for what was built. EVENKEEL_LIBRARY_PATH names other folders, say a build f
 
 import ctypes
 import functools
+import importlib
+import importlib.machinery
 import importlib.util
 import os
 import pathlib
 
 import evenkeel
+
+REBUILD = (
+    "pip install --no-build-isolation --force-reinstall --no-deps evenkeel (or . in its source)"
+)
 
 
 def folders():
@@ -78,3 +84,40 @@ def load_extension(name):
             spec.loader.exec_module(module)
             return module
     return None
+
+
+def built_for(framework):
+    """The version of a framework that the operators for it were built against, or None."""
+    path = find(f"{framework}_version.txt")
+    return path.read_text().strip() if path else None
+
+
+def minor(version):
+    return version.split("+")[0].split(".")[:2]
+
+
+def require(framework, title):
+    """The module of a framework, once it is the one that evenkeel's operators were built against.
+
+    They use its C++ interface, which changes from one minor version to the next: with another one,
+    loading would end in an unresolved symbol, or worse.
+    """
+    try:
+        module = importlib.import_module(framework)
+    except ImportError as error:
+        raise ImportError(
+            f"evenkeel.{framework} needs {title}, which is not installed. "
+            f"Install it, then build evenkeel again: {REBUILD}"
+        ) from error
+    built = built_for(framework)
+    if built is None:
+        raise ImportError(
+            f"This evenkeel was built without {title}, so it has no operators for it. "
+            f"Build it again, now that {framework} {module.__version__} is there: {REBUILD}"
+        )
+    if minor(built) != minor(module.__version__):
+        raise ImportError(
+            f"evenkeel's operators were built against {framework} {built}, but {framework} "
+            f"{module.__version__} is installed. Build evenkeel again: {REBUILD}"
+        )
+    return module

@@ -31,7 +31,9 @@ def small_classifier():
 
 
 def test_no_snippet_is_overlooked():
-    known = snippets("From PyTorch") + snippets("Into a model you already have")
+    # Those for TensorFlow run in tests/tensorflow/test_readme.py.
+    sections = ["From PyTorch", "Into a model you already have", "From TensorFlow"]
+    known = [snippet for section in sections for snippet in snippets(section)]
     assert README.read_text().count("```python\n") == len(known)
     assert len(INTO_A_MODEL) == 6
 

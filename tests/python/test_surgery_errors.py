@@ -73,7 +73,7 @@ def test_no_module(function, wrong):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_scripted_model(function):
     model = torch.jit.script(nn.Sequential(nn.LayerNorm(8)))
-    with pytest.raises(ValueError, match="scripted.*Fuse the model that it was made of"):
+    with pytest.raises(ValueError, match="Fuse the model that it was made of"):
         function(model)
 
 

@@ -34,7 +34,7 @@ ALLOWED = {
 OUTSIDE = {
     "highway": ("hwy/",),
     "torch": ("torch/", "ATen/", "c10/", "caffe2/"),
-    "tensorflow": ("tensorflow/", "tsl/"),
+    "tensorflow": ("tensorflow/", "tsl/", "absl/"),
     "jax": ("jax/", "jaxlib/", "xla/"),
     "cuda toolkit": ("cuda", "cub/", "thrust/", "nv/", "cooperative_groups", "cublas", "mma.h"),
     "scheduler": ("sched.h",),
