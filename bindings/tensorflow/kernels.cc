@@ -72,9 +72,15 @@ struct Cpu {
         });
   }
 
+  // Below so many elements the calling thread is done before another one of the pool has woken up
+  // (fused backward of 128 x 128 on two threads: 177 us, on one: 40 us).
+  static constexpr int64_t kElementsForThreads = 131072;
+
   ek_parallel parallel = EK_PARALLEL_INIT;
 
-  void enter(OpKernelContext* context, ek_execution& execution) {
+  void enter(OpKernelContext* context, int64_t elements, ek_execution& execution) {
+    execution.threads = 1;
+    if (elements < kElementsForThreads) return;
     const Workers* workers = context->device()->tensorflow_cpu_worker_threads();
     parallel.threads = workers->num_threads;
     parallel.run = run_tasks;
@@ -94,7 +100,7 @@ struct Gpu {
     return context->op_device_context()->stream();
   }
 
-  void enter(OpKernelContext* context, ek_execution& execution) {
+  void enter(OpKernelContext* context, int64_t, ek_execution& execution) {
     execution.device = EK_CUDA;
     execution.device_index = stream(context)->parent()->device_ordinal();
     execution.stream = stream(context)->platform_specific_handle().stream;
@@ -109,12 +115,13 @@ struct Gpu {
 
 // Asks for the workspace, then makes the call: ek_forward's pair or ek_backward's.
 template <typename Device, typename Args>
-absl::Status call(OpKernelContext* context, const ek_problem& problem, const Args& args,
+absl::Status call(OpKernelContext* context, const ek_problem& problem, int64_t elements,
+                  const Args& args,
                   ek_status (*size)(const ek_problem*, const Args*, const ek_execution*, size_t*),
                   ek_status (*run)(const ek_problem*, const Args*, const ek_execution*)) {
   Device device;
   ek_execution execution = EK_EXECUTION_INIT;
-  device.enter(context, execution);
+  device.enter(context, elements, execution);
   TF_RETURN_IF_ERROR(to_status(size(&problem, &args, &execution, &execution.workspace_size)));
   Tensor workspace;
   if (execution.workspace_size != 0) {
@@ -255,7 +262,7 @@ class Norm : public OpKernel {
       if (problem.op != EK_RMS_NORM) args.mean = mean->data();
       args.rstd = rstd->data();
     }
-    return call<Device>(context, problem, args, ek_forward_workspace, ek_forward);
+    return call<Device>(context, problem, y.NumElements(), args, ek_forward_workspace, ek_forward);
   }
 
   absl::Status forward(OpKernelContext* context) const {
@@ -308,7 +315,8 @@ class Norm : public OpKernel {
     args.dx = tensor_of(*dx);
     args.dweight = vector_of(dweight);
     args.dbias = vector_of(dbias);
-    return call<Device>(context, sizes.problem, args, ek_backward_workspace, ek_backward);
+    return call<Device>(context, sizes.problem, dx->NumElements(), args, ek_backward_workspace,
+                        ek_backward);
   }
 
   ek_problem problem_ = EK_PROBLEM_INIT;
