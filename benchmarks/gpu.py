@@ -12,8 +12,6 @@ is that of a training step.
 """
 
 import argparse
-import csv
-import datetime
 import functools
 import gc
 import math
@@ -357,7 +355,7 @@ class Report:
         self.names = [name for name in compared if name in options.libraries]
         self.rows = []
         self.constants = {
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"),
+            "date": command.now(),
             "commit": options.commit,
             "machine": torch.cuda.get_device_name(),
             "torch": torch.__version__,
@@ -369,26 +367,20 @@ class Report:
         found = ", ".join(f"{name} {cell(time_, ceiling)}" for name, time_ in times.items())
         print(f"{line.label} {pass_}: {found}", file=sys.stderr, flush=True)
         if self.csv:
-            self.append(line, pass_, times, ceiling)
+            command.append(self.csv, COLUMNS, self.csv_rows(line, pass_, times, ceiling))
 
-    def append(self, line, pass_, times, ceiling):
-        self.csv.parent.mkdir(parents=True, exist_ok=True)
-        new = not self.csv.exists()
-        with self.csv.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="")
-            if new:
-                writer.writeheader()
-            for name, time_ in times.items():
-                if isinstance(time_, str):
-                    continue
-                row = {"op": line.op, "shape": line.shape, "dtype": line.dtype, "pass": pass_}
-                row |= {"library": name, "time_us": f"{time_:.2f}"}
-                if ceiling:
-                    gigabytes = PASSES[pass_] * line.x_bytes / 1e9
-                    row["ceiling_us"] = f"{ceiling:.2f}"
-                    row["of_limit"] = f"{ceiling / time_:.3f}"
-                    row["gb_per_s"] = f"{gigabytes / (time_ * 1e-6):.0f}"
-                writer.writerow(self.constants | row)
+    def csv_rows(self, line, pass_, times, ceiling):
+        for name, time_ in times.items():
+            if isinstance(time_, str):
+                continue
+            row = {"op": line.op, "shape": line.shape, "dtype": line.dtype, "pass": pass_}
+            row |= {"library": name, "time_us": f"{time_:.2f}"}
+            if ceiling:
+                gigabytes = PASSES[pass_] * line.x_bytes / 1e9
+                row["ceiling_us"] = f"{ceiling:.2f}"
+                row["of_limit"] = f"{ceiling / time_:.3f}"
+                row["gb_per_s"] = f"{gigabytes / (time_ * 1e-6):.0f}"
+            yield self.constants | row
 
     def print_table(self, title):
         constants = self.constants

@@ -11,10 +11,8 @@ rounds. "of limit" is the ceiling's time / the contender's.
 
 import argparse
 import csv
-import datetime
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -31,13 +29,6 @@ DEFAULT_CONTENDERS = CONTENDERS[:3]
 COLUMNS = (
     "date commit cpu threads op shape layout dtype pass contender time_us of_limit versions"
 ).split()
-
-
-def cpu_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def default_library():
@@ -102,7 +93,7 @@ class Table:
     def header(self, threads, libraries):
         versions = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
         count = f"{threads} thread{'s' if threads > 1 else ''}"
-        print(f"\n{cpu_name()}, {count}; {versions}; outputs reused")
+        print(f"\n{command.cpu_name()}, {count}; {versions}; outputs reused")
         print("time in microseconds (of limit); lead: best rival's time / evenkeel's;")
         print("mixed: evenkeel's time with parameters in x's dtype / with float32 parameters\n")
         cells = "".join(f"{name:>18}" for name in self.columns)
@@ -149,11 +140,11 @@ def work(options):
     threads = options.worker
     libraries = contenders.Libraries(options.contenders, options.library, threads)
     versions = "; ".join(f"{name} {version}" for name, version in libraries.versions.items())
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")
+    date = command.now()
     constants = {
         "date": date,
         "commit": command.commit(),
-        "cpu": cpu_name(),
+        "cpu": command.cpu_name(),
         "threads": threads,
         "versions": versions,
     }

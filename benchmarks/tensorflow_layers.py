@@ -14,7 +14,6 @@ docs/tensorflow.md.
 
 import argparse
 import csv
-import datetime
 import functools
 import os
 import pathlib
@@ -210,13 +209,6 @@ def measure_all(quick):
         yield from measured("operator", shape, operator_calls(shape), seconds)
 
 
-def cpu_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown"
-
-
 def write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -236,7 +228,7 @@ def print_table(title, heads, lines):
 
 
 def arguments():
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    date = command.now().split()[0]
     results = command.ROOT / "benchmarks" / "results" / f"tensorflow-cpu-{date}.csv"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -261,9 +253,9 @@ def main():
     options = arguments()
     tf.get_logger().setLevel("ERROR")  # each contender is traced once, which it takes for a mistake
     constants = {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "date": command.now(),
         "commit": options.commit,
-        "machine": cpu_name(),
+        "machine": command.cpu_name(),
         "threads": len(os.sched_getaffinity(0)),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

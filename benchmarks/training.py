@@ -13,8 +13,6 @@ by block takes seconds, a whole model minutes.
 
 import argparse
 import contextlib
-import csv
-import datetime
 import gc
 import os
 import pathlib
@@ -283,7 +281,7 @@ class Report:
         self.rows = []
         cuda = options.device.type == "cuda"
         self.constants = {
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"),
+            "date": command.now(),
             "commit": options.commit,
             "machine": torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU",
             "torch": torch.__version__,
@@ -295,23 +293,17 @@ class Report:
         found = ", ".join(f"{v} {f.milliseconds:.1f} ms" for v, f in figures.items())
         print(f"{name} {batch} {mode}: {found or 'no figures'}", file=sys.stderr, flush=True)
         if self.csv:
-            self.append(name, batch, mode, figures)
+            command.append(self.csv, COLUMNS, self.csv_rows(name, batch, mode, figures))
 
-    def append(self, name, batch, mode, figures):
-        self.csv.parent.mkdir(parents=True, exist_ok=True)
-        new = not self.csv.exists()
-        with self.csv.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="")
-            if new:
-                writer.writeheader()
-            for variant, (milliseconds, gib, loss) in figures.items():
-                row = {"model": name, "batch": batch, "mode": mode, "variant": variant}
-                row |= {"step_ms": f"{milliseconds:.2f}", "loss": f"{loss:.4f}"}
-                if gib is not None:
-                    row["peak_gib"] = f"{gib:.2f}"
-                if variant == "fused" and share(figures) is not None:
-                    row["share"] = f"{share(figures):.3f}"
-                writer.writerow(self.constants | row)
+    def csv_rows(self, name, batch, mode, figures):
+        for variant, (milliseconds, gib, loss) in figures.items():
+            row = {"model": name, "batch": batch, "mode": mode, "variant": variant}
+            row |= {"step_ms": f"{milliseconds:.2f}", "loss": f"{loss:.4f}"}
+            if gib is not None:
+                row["peak_gib"] = f"{gib:.2f}"
+            if variant == "fused" and share(figures) is not None:
+                row["share"] = f"{share(figures):.3f}"
+            yield self.constants | row
 
     def print_table(self):
         constants = self.constants

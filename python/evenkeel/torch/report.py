@@ -10,24 +10,26 @@ import torch
 
 
 @dataclass(frozen=True)
-class Replacement:
-    """A norm that is evenkeel's now. name: the first of its names, "" for the root."""
+class Entry:
+    """A module and the class it had. name: the first of its names, "" for the root."""
 
     name: str
     names: tuple[str, ...]
     module: torch.nn.Module
     original: type
+
+
+@dataclass(frozen=True)
+class Replacement(Entry):
+    """A norm that is evenkeel's now."""
+
     recipe: str
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Skipped(Entry):
     """A norm, or what looks like one, that was left alone."""
 
-    name: str
-    names: tuple[str, ...]
-    module: torch.nn.Module
-    original: type
     reason: str
 
 
