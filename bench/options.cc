@@ -30,7 +30,7 @@ time divided by evenkeel's; evenkeel may use non-temporal stores, so more than 1
   --device NAME        cpu (default) or cuda: the first GPU, where times are those of replays of a CUDA graph
                        over many sets of tensors, so that the cache holds none of them
   --backend NAME       run on this backend instead of the best one
-  --generated N        check N random layer and RMS norms instead of lists
+  --generated N        check N random cases instead of lists
   --seed S             of the random cases (default 1)
   --threads N          threads of evenkeel and of the ceiling; 0 (default): one per processor
   --check              check only

@@ -85,9 +85,89 @@ struct BackwardArguments {
   RowStep x_step, dy_step, dx_step;
 };
 
+// Division of numbers below 2^31 by one that the host knows.
+struct Divisor {
+  uint32_t value = 1, multiplier = 0, shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int64_t divisor) : value(static_cast<uint32_t>(divisor)) {
+    while (uint64_t{1} << shift < value) ++shift;
+    const uint64_t rest = (uint64_t{1} << shift) - value;
+    multiplier = static_cast<uint32_t>((rest << 32) / value + 1);
+  }
+  EVENKEEL_DEVICE uint32_t quotient(uint32_t n) const {
+#if defined(__CUDA_ARCH__)
+    return (__umulhi(n, multiplier) + n) >> shift;
+#else
+    return n / value;
+#endif
+  }
+  EVENKEEL_DEVICE uint32_t remainder(uint32_t n) const { return n - quotient(n) * value; }
+};
+
+// How a group norm is split (group_tuning.h).
+struct GroupShape {
+  int64_t spatial;
+  int channels;
+  int groups;      // of a sample
+  int units;       // of all samples
+  int span;        // channels of a unit
+  int vectors;     // of a thread
+  int kept, mail;  // bytes of shared memory that hold them, and that blocks send to each other
+  int piece;       // pixels of a piece
+  int last_piece;  // of the last one of a plane
+  int tile, rows, segments;  // channels last
+  int log_lanes;             // channels first
+  int lag;                   // chunks
+  Divisor per_group;         // channels of a group
+  Divisor spans;             // units of a sample
+  Divisor chunks;            // of a unit
+  Divisor pieces;            // of a plane
+  Divisor columns;           // channels last: vectors of a chunk, side by side
+  Divisor tiles;             // channels last: chunks of a unit, side by side
+};
+
+// Of units that are not kept: what their chunks tell each other. Zero before the kernel starts.
+struct GroupCounters {
+  unsigned arrived;  // chunks whose sums are done
+  unsigned ready;    // the unit's results are
+};
+
+struct GroupScratch {
+  // Of units that are not kept.
+  GroupCounters* counters;  // of each unit
+  char* parts;              // of each group and chunk of its unit
+  char* results;            // of each group
+  // Backward: sums of each sample, piece and channel, or nullptr.
+  char *dweight_partials, *dbias_partials;
+};
+
+struct GroupForwardArguments {
+  DeviceTensor x, y;
+  Formula formula;
+  char *mean, *rstd;  // nullptr: not wanted
+  Dtype stats;
+  GroupShape shape;
+  GroupScratch scratch;
+};
+
+struct GroupBackwardArguments {
+  DeviceTensor x, dy, dx;  // dx.data == nullptr: not wanted
+  Formula formula;
+  const char *mean, *rstd;
+  Dtype stats;
+  GroupShape shape;
+  GroupScratch scratch;
+};
+
+struct ClearArguments {
+  GroupCounters* counters;
+  int64_t count;
+};
+
 struct FoldArguments {
-  const char* partials[2];  // of dweight, dbias; nullptr: not wanted
-  DeviceVector out[2];
+  const char* partials[2];  // of dweight, dbias
+  DeviceVector out[2];      // data == nullptr: not wanted
   int64_t cols;
   int count;  // rows of partials
 };

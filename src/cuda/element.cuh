@@ -80,6 +80,7 @@ __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(
 
 template <typename T, int W, typename C>
 struct Access {
+  static constexpr int kWidth = W;
   // 16 bytes at a time; 8 where parameters of a half type go with float32.
   static constexpr int kBytes = W * static_cast<int>(sizeof(T));
   using Word = std::conditional_t<kBytes % 16 == 0, uint4, uint2>;
@@ -106,6 +107,9 @@ struct Access {
   }
   static __device__ Raw load(const DeviceVector& vector, int64_t index) {
     return load(vector.data + index * static_cast<int64_t>(sizeof(T)));
+  }
+  static __device__ Raw load_if(bool valid, const DeviceTensor& tensor, int64_t index) {
+    return load_if(valid, tensor.data + index * static_cast<int64_t>(sizeof(T)));
   }
   static __device__ void unpack(const Raw& raw, C (&out)[W]) {
     if constexpr (std::is_same_v<T, __nv_bfloat16> && W > 1) {
@@ -183,6 +187,7 @@ struct Access {
 
 template <typename C>
 struct Access<Any, 1, C> {
+  static constexpr int kWidth = 1;
   using Raw = C;
 
   static __device__ Raw load(const DeviceTensor& tensor, int64_t index) {
@@ -191,7 +196,12 @@ struct Access<Any, 1, C> {
   static __device__ Raw load(const DeviceVector& vector, int64_t index) {
     return load_any<C>(vector.data, vector.dtype, index);
   }
+  static __device__ Raw load_if(bool valid, const DeviceTensor& tensor, int64_t index) {
+    return valid ? load(tensor, index) : Raw{};
+  }
   static __device__ void unpack(Raw raw, C (&out)[1]) { out[0] = raw; }
+  template <int K>
+  static __device__ void forget(Raw (&)[K]) {}
   static __device__ void store(const DeviceTensor& tensor, int64_t index, const C (&values)[1]) {
     store_any(tensor.data, tensor.dtype, index, values[0]);
   }

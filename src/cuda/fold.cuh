@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   wait_for_previous_kernel();
   const int which = blockIdx.y, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
-  if (a.partials[which] == nullptr) return;
+  if (a.out[which].data == nullptr) return;
   const C* from = reinterpret_cast<const C*>(a.partials[which]) + column;
   C sum = 0;
   for (int first = warp; first < a.count; first += kAtOnce * kWarps) {

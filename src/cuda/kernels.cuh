@@ -4,19 +4,12 @@
 #include <iterator>
 
 #include "cuda/fold.cuh"
-#include "cuda/kernels.h"
+#include "cuda/kernel.cuh"
 #include "cuda/rows_backward.cuh"
 #include "cuda/rows_forward.cuh"
 #include "cuda/streamed.cuh"
 
 namespace evenkeel::cuda {
-
-// One object for each instance.
-template <auto* kFunction>
-Kernel& kernel(const char* name, SharedMemory shared = SharedMemory::kLittle) {
-  static Kernel entry{reinterpret_cast<const void*>(kFunction), name, shared};
-  return entry;
-}
 
 template <typename X, typename Y>
 struct Typed {

@@ -1,6 +1,8 @@
 // Reads off a call which kernels can take it (plan.h).
 #include "cuda/plan.h"
 
+#include "cuda/arguments.h"
+
 namespace evenkeel::cuda {
 namespace {
 
@@ -9,6 +11,8 @@ bool multiple(const void* address, int64_t bytes) {
 }
 
 bool is_half(Dtype dtype) { return dtype == Dtype::kF16 || dtype == Dtype::kBF16; }
+
+constexpr char kInF64[] = "arithmetic is in f64", kCuts[] = "an address cuts elements apart";
 
 struct Operands {
   const Tensor* tensors[3];  // x, y; or x, dy, dx
@@ -20,9 +24,22 @@ Operands big_tensors(const Call& call) {
   return {{&call.x, &call.dy, &call.dx}, call.dx ? 3 : 2};
 }
 
+// Whether an element of a tensor or parameter lies where the GPU cannot load it at once.
+bool cuts_elements(const Call& call) {
+  const Operands big = big_tensors(call);
+  for (int i = 0; i < big.count; ++i) {
+    const Tensor& tensor = *big.tensors[i];
+    if (!multiple(tensor.data, size_of(tensor.dtype))) return true;
+  }
+  for (const Vector* vector : {&call.weight, &call.bias}) {
+    if (*vector && !multiple(vector->data, size_of(vector->dtype))) return true;
+  }
+  return !multiple(call.mean, 4) || !multiple(call.rstd, 4);
+}
+
 // Why no compiled kernel has these types and addresses; nullptr if one does.
 const char* why_untyped(const Call& call, const Plan& plan) {
-  if (call.compute == Dtype::kF64) return "arithmetic is in f64";
+  if (call.compute == Dtype::kF64) return kInF64;
   const Operands big = big_tensors(call);
   const Dtype x = call.x.dtype, y = big.tensors[1]->dtype;
   if (is_half(x) && is_half(y) && x != y) return "f16 and bf16 are mixed";
@@ -32,19 +49,11 @@ const char* why_untyped(const Call& call, const Plan& plan) {
   if (!plan.aligned && !plan.plain && call.pass == Pass::kBackward) {
     return "rows are not aligned and there is an activation or a casting order";
   }
-  for (int i = 0; i < big.count; ++i) {
-    const Tensor& tensor = *big.tensors[i];
-    if (!multiple(tensor.data, size_of(tensor.dtype))) return "an address cuts elements apart";
-  }
-  for (const Vector* vector : {&call.weight, &call.bias}) {
-    if (!*vector) continue;
-    if (!multiple(vector->data, size_of(vector->dtype))) return "an address cuts elements apart";
-  }
+  if (cuts_elements(call)) return kCuts;
   if (call.pass == Pass::kForward && call.weight && call.bias &&
       call.weight.dtype != call.bias.dtype) {
     return "weight and bias have different types";
   }
-  if (!multiple(call.mean, 4) || !multiple(call.rstd, 4)) return "an address cuts elements apart";
   return nullptr;
 }
 
@@ -100,6 +109,16 @@ void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
   if (plan.workspace > 0) plan.workspace += kWorkspaceAlignment;
 }
 
+// The same for group norm, whose kernels have one type for all big tensors.
+const char* why_untyped_groups(const Call& call) {
+  if (call.compute == Dtype::kF64) return kInF64;
+  const Operands big = big_tensors(call);
+  for (int i = 1; i < big.count; ++i) {
+    if (big.tensors[i]->dtype != call.x.dtype) return "x and the other big tensors differ in type";
+  }
+  return cuts_elements(call) ? kCuts : nullptr;
+}
+
 }  // namespace
 
 Plan make_plan(const Call& call, const Chip& chip) {
@@ -110,6 +129,49 @@ Plan make_plan(const Call& call, const Chip& chip) {
   plan.untyped = why_untyped(call, plan);
   if (plan.untyped) plan.aligned = false;
   call.pass == Pass::kForward ? plan_forward(call, chip, plan) : plan_backward(call, chip, plan);
+  return plan;
+}
+
+GroupPlan make_group_plan(const Call& call, const Chip& chip) {
+  const bool backward = call.pass == Pass::kBackward, last = call.layout == EK_NHWC;
+  const int64_t spatial = last ? call.inner : call.width, size = size_of(call.compute);
+  GroupPlan plan;
+  plan.untyped = why_untyped_groups(call);
+  plan.aligned = plan.untyped == nullptr && is_aligned(call);
+  const auto x_size = static_cast<int>(size_of(call.x.dtype));
+  const GroupProblem problem{.channels = call.channels,
+                             .spatial = spatial,
+                             .per_group = call.channels / call.groups,
+                             .channels_last = last,
+                             .backward = backward,
+                             .aligned = plan.aligned,
+                             .x_size = x_size,
+                             .size = static_cast<int>(size)};
+  const GroupTile& tile = plan.tile = group_tile(problem, chip);
+  plan.kept = kept_bytes(problem, tile);
+  plan.mail = mail_bytes(problem, tile);
+  plan.spans = ceil_div(call.channels, tile.span);
+  plan.units = call.outer * plan.spans;
+  plan.shared = group_shared(problem, tile);
+  int64_t at = 0;
+  const auto reserve = [&](int64_t bytes) {
+    const int64_t place = at;
+    at += round_up(bytes, kWorkspaceAlignment);
+    return place;
+  };
+  const int64_t groups = call.outer * call.groups;
+  if (!tile.keeps) {
+    const bool again = !backward || call.dx;
+    plan.lag = again ? group_lag(plan.units, tile.chunks, chip) : plan.units * tile.chunks;
+    reserve(plan.units * static_cast<int64_t>(sizeof(GroupCounters)));
+    plan.parts_at = reserve(groups * tile.chunks * part_values(backward) * size);
+    plan.results_at = reserve(groups * kGroupResults * size);
+  }
+  if (call.dweight || call.dbias) {
+    plan.partials_bytes = call.outer * tile.pieces * call.channels * size;
+    plan.partials_at = reserve(2 * plan.partials_bytes);
+  }
+  plan.workspace = at > 0 ? at + kWorkspaceAlignment : 0;
   return plan;
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/call.h"
-#include "cuda/tuning.h"
+#include "cuda/group_tuning.h"
 
 namespace evenkeel::cuda {
 
@@ -26,5 +26,19 @@ struct Plan {
 };
 
 Plan make_plan(const Call& call, const Chip& chip);
+
+struct GroupPlan {
+  const char* untyped = nullptr;
+  bool aligned = false;
+  GroupTile tile;
+  int64_t spans = 0, units = 0;  // units of a sample, and of all
+  int64_t lag = 0;
+  int64_t kept = 0, mail = 0, shared = 0;  // bytes of shared memory: GroupShape's, and in all
+  int64_t parts_at = 0, results_at = 0, partials_at = 0;  // in the workspace
+  int64_t partials_bytes = 0;                             // of dweight; as many for dbias
+  int64_t workspace = 0;
+};
+
+GroupPlan make_group_plan(const Call& call, const Chip& chip);
 
 }  // namespace evenkeel::cuda

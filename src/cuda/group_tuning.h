@@ -1,0 +1,215 @@
+// How a group norm is split between threads: plain constexpr functions, as in tuning.h.
+//
+// A unit is a sample's channels of one or several whole groups. Its pixels fall into pieces, and a
+// line is one channel's piece. A block works on a chunk of a unit, held in registers:
+//
+//   channels first (NCHW): some lines; `lanes` threads share a line.
+//   channels last (NHWC): a piece of `tile` neighbouring channels; a thread has the same channels, a
+//                         vector of them, in every `rows`-th pixel.
+//
+// If a cluster of blocks can hold a unit, it is read once. Otherwise chunks are read twice, first for
+// their sums and then, hopefully out of the second cache, for the results.
+//
+// The split decides the order of sums, so nothing here depends on the number of samples but `lag`.
+// Numbers were measured on an H200 (docs/performance.md).
+#pragma once
+
+#include <numeric>
+
+#include "cuda/tuning.h"
+
+namespace evenkeel::cuda {
+
+inline constexpr int kGroupThreads = 512;
+inline constexpr int kStreamThreads = 256;  // of blocks that keep nothing
+inline constexpr int kClearThreads = 256;
+
+// Elements of a vector: 16 bytes. Where a vector has a channel for each element, their numbers take
+// registers, which are scarce in blocks that hold a chunk in registers.
+constexpr int group_vector(bool channels_last, bool keeps, int x_size) {
+  return channels_last && !keeps ? 4 : 16 / x_size;
+}
+
+// Vectors of each tensor that a thread has in registers, if the unit is not kept: 128 bytes in all,
+// or 8 single elements.
+constexpr int group_vectors(bool backward, int vector, int x_size) {
+  return vector == 1 ? 8 : (backward ? 64 : 128) / (vector * x_size);
+}
+
+// The most threads of a block, and the blocks that a multiprocessor shall hold at least, which say
+// how many registers threads have.
+constexpr int group_threads(bool keeps) { return keeps ? kGroupThreads : kStreamThreads; }
+constexpr int group_blocks(bool backward, bool keeps) { return keeps ? 1 : backward ? 3 : 4; }
+
+struct GroupProblem {
+  int64_t channels, spatial, per_group;  // per_group: channels of a group
+  bool channels_last;
+  bool backward;
+  bool aligned;
+  int x_size;  // bytes of an element
+  int size;    // of a number in arithmetic
+
+  constexpr int tensors() const { return backward ? 2 : 1; }  // that are read
+};
+
+struct GroupTile {
+  bool keeps = false;  // clusters hold units
+  int vector = 1;      // elements that are loaded at once
+  int vectors = 0;     // of each tensor and thread
+  int threads = 0;
+  int64_t span = 0;   // channels of a unit
+  int64_t piece = 0;  // pixels of a piece
+  int pieces = 0;     // of a plane
+  int chunks = 0;     // of a unit; if it is kept, blocks of its cluster
+  int tile = 0;       // channels last: channels of a chunk
+  int rows = 0;       // channels last: pixels that a block reads at once
+  int segments = 0;   // channels last: threads that share a channel's sum over rows
+  int lanes = 0;      // channels first: threads of a line
+};
+
+// Values of a group's part, numbers of a channel in a chunk's table, and a group's results
+// (group_forward.cuh, group_backward.cuh).
+constexpr int part_values(bool backward) { return backward ? 2 : 4; }
+constexpr int group_numbers(bool backward) { return backward ? 5 : 3; }
+inline constexpr int kGroupResults = 3;
+
+// What a block keeps of its unit: vectors of 16 bytes.
+constexpr int64_t kept_bytes(const GroupProblem& p, const GroupTile& t) {
+  return t.keeps ? int64_t{16} * p.tensors() * t.vectors * t.threads : 0;
+}
+
+// What blocks of a cluster send each other: a barrier, and parts of groups.
+inline constexpr int kMailBytes = 16;
+constexpr int64_t mail_bytes(const GroupProblem& p, const GroupTile& t) {
+  if (!t.keeps || t.chunks == 1) return 0;
+  return kMailBytes + round_up(int64_t{t.chunks} * ceil_div(t.span, p.per_group) *
+                                   part_values(p.backward) * p.size,
+                               16);
+}
+
+// Shared memory: what is kept, what is sent, the table of the chunk, and the sums of its slots and
+// (channels last) of all threads.
+constexpr int64_t group_shared(const GroupProblem& p, const GroupTile& t) {
+  const int64_t slots = p.channels_last ? t.tile : t.threads / t.lanes;
+  const int64_t sums = 2 * slots * (p.channels_last ? t.segments : 1);
+  const int64_t rows = p.channels_last ? 2 * int64_t{t.rows} * t.tile : 0;
+  return kept_bytes(p, t) + mail_bytes(p, t) +
+         p.size * (round_up(group_numbers(p.backward) * slots, 4) + round_up(sums, 4) + rows);
+}
+
+constexpr int pow2_at_least(int64_t n, int most) {
+  int result = 1;
+  while (result < n && result < most) result *= 2;
+  return result;
+}
+
+// Channels last: threads for chunks of `tile` channels in units of `span`; with t.vectors pixels for
+// each of at most `threads`, or as many as it takes for `cluster` pieces.
+constexpr bool split_rows(const GroupProblem& p, int64_t span, int64_t tile, int64_t threads,
+                          int cluster, GroupTile& t) {
+  const int64_t columns = tile / t.vector;
+  int64_t rows = std::min(threads / columns, p.spatial);
+  if (rows == 0) return false;
+  if (rows > 8) rows = rows / 8 * 8;  // a number that segments divide
+  if (t.keeps) t.vectors = static_cast<int>(ceil_div(p.spatial, rows * cluster));
+  t.span = span;
+  t.tile = static_cast<int>(tile);
+  t.rows = static_cast<int>(rows);
+  t.threads = static_cast<int>(round_up(rows * columns, kWarp));
+  t.piece = rows * t.vectors;
+  t.pieces = static_cast<int>(ceil_div(p.spatial, t.piece));
+  t.chunks = static_cast<int>(t.pieces * ceil_div(span, tile));
+  t.segments = static_cast<int>(std::clamp<int64_t>(t.threads / tile, 1, rows));
+  while (t.rows % t.segments != 0) --t.segments;
+  return true;
+}
+
+// Channels first: the same with blocks of whole lines.
+constexpr bool split_lines(const GroupProblem& p, int64_t threads, int cluster, GroupTile& t) {
+  t.span = p.per_group;
+  const int64_t vectors = ceil_div(p.spatial, int64_t{t.vector});
+  if (t.keeps) {
+    // Lines of a size that fills the threads of all blocks.
+    const int64_t share = ceil_div(vectors * p.per_group, threads * cluster);
+    t.lanes = pow2_at_least(ceil_div(vectors, share), kWarp);
+    t.vectors = static_cast<int>(std::min(share, ceil_div(vectors, int64_t{t.lanes})));
+  } else {
+    t.lanes = pow2_at_least(ceil_div(vectors, int64_t{t.vectors}), kWarp);
+  }
+  t.piece = int64_t{t.lanes} * t.vectors * t.vector;
+  t.pieces = static_cast<int>(ceil_div(p.spatial, t.piece));
+  const int64_t lines = t.span * t.pieces;
+  const int64_t in_block = t.keeps ? ceil_div(lines, cluster) : std::min(lines, threads / t.lanes);
+  if (in_block * t.lanes > kGroupThreads) return false;
+  t.threads = static_cast<int>(round_up(in_block * t.lanes, kWarp));
+  t.chunks = static_cast<int>(ceil_div(lines, t.threads / t.lanes));
+  return true;
+}
+
+// Blocks that keep up to a half of the shared memory come in pairs, one of which loads while the
+// other stores.
+inline constexpr int kKeptThreads = 256;
+constexpr int64_t half_of(const Chip& chip) { return chip.shared_bytes / 2 - 1024; }
+
+// Bytes of neighbouring channels that a chunk should have at least.
+inline constexpr int64_t kTileBytes = 128;
+inline constexpr int64_t kLeastTileBytes = 64;
+inline constexpr int64_t kSectorBytes = 32;  // that are read from memory at least
+// A unit whose chunks are read twice should be no larger than this.
+inline constexpr int64_t kUnitBytes = int64_t{8} << 20;
+
+constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
+  const auto tile_of = [&](int vector, int64_t bytes) {
+    const int64_t base = std::lcm(int64_t{vector}, p.per_group);
+    return std::min(round_up(p.channels, base),
+                    base * std::max<int64_t>(ceil_div(bytes, base * p.x_size), 1));
+  };
+  if (p.aligned) {
+    const int vector = group_vector(p.channels_last, true, p.x_size);
+    const int64_t base = std::lcm(int64_t{vector}, p.per_group);
+    // Pairs of blocks; then the smallest clusters; then wide chunks.
+    for (const bool pairs : {true, false}) {
+      for (int cluster = 1; cluster <= chip.cluster_limit; cluster *= 2) {
+        for (int64_t tile = tile_of(vector, kTileBytes); tile > 0; tile -= base) {
+          if (p.channels_last && tile < p.channels &&
+              (tile * p.x_size < kLeastTileBytes || tile * p.x_size % kSectorBytes != 0))
+            continue;
+          GroupTile t{.keeps = true, .vector = vector};
+          const int64_t threads = pairs ? kKeptThreads : kGroupThreads;
+          if (!(p.channels_last ? split_rows(p, tile, tile, threads, cluster, t)
+                                : split_lines(p, threads, cluster, t)))
+            continue;
+          if (group_shared(p, t) <= (pairs ? half_of(chip) : chip.shared_bytes)) return t;
+          if (!p.channels_last) break;
+        }
+      }
+    }
+  }
+  GroupTile t{.vector = p.aligned ? group_vector(p.channels_last, false, p.x_size) : 1};
+  t.vectors = group_vectors(p.backward, t.vector, p.x_size);
+  const int64_t threads = kStreamThreads;
+  if (!p.channels_last) {
+    split_lines(p, threads, 0, t);
+    return t;
+  }
+  // Narrow chunks, so that sums of their channels are few beside what they are sums of.
+  const int64_t widest = int64_t{32} * t.vector;
+  int64_t tile = tile_of(t.vector, kTileBytes);
+  if (tile * p.spatial * p.x_size > kUnitBytes) tile = tile_of(t.vector, kLeastTileBytes);
+  if (tile <= widest) {
+    split_rows(p, tile, tile, threads, 0, t);
+  } else {
+    split_rows(p, p.per_group % widest == 0 ? p.per_group : p.channels, widest, threads, 0, t);
+  }
+  return t;
+}
+
+// Chunks that are read for their sums before the first one is read again: those of whole units, and
+// enough to keep the chip busy while the last sums of a unit are made.
+inline constexpr int kLagBlocks = 4;  // a multiprocessor
+constexpr int64_t group_lag(int64_t units, int64_t chunks, const Chip& chip) {
+  const int64_t wanted = ceil_div(int64_t{chip.multiprocessors} * kLagBlocks, chunks);
+  return std::min(std::max<int64_t>(wanted, 1), units) * chunks;
+}
+
+}  // namespace evenkeel::cuda

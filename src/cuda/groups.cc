@@ -1,0 +1,173 @@
+// Group norm: makes a plan for each call and launches its kernels.
+#include "cuda/groups.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/launch.h"
+#include "cuda/operands.h"
+
+namespace evenkeel::cuda {
+namespace {
+
+GroupPlan plan_of(const Call& call) {
+  return make_group_plan(call, device_at(call.device_index).chip);
+}
+
+bool is_last(const Call& call) { return call.layout == EK_NHWC; }
+
+const GroupKernelSet& kernels_for(const Call& call, const GroupPlan& plan) {
+  if (plan.untyped) return call.compute == Dtype::kF64 ? kGroupsAnyF64 : kGroupsAnyF32;
+  switch (call.x.dtype) {
+    case Dtype::kF16:
+      return kGroupsF16;
+    case Dtype::kBF16:
+      return kGroupsBF16;
+    default:
+      return kGroupsF32;
+  }
+}
+
+GroupShape shape_of(const Call& call, const GroupPlan& plan) {
+  const GroupTile& tile = plan.tile;
+  const int64_t spatial = is_last(call) ? call.inner : call.width;
+  return {.spatial = spatial,
+          .channels = static_cast<int>(call.channels),
+          .groups = static_cast<int>(call.groups),
+          .units = static_cast<int>(plan.units),
+          .span = static_cast<int>(tile.span),
+          .vectors = tile.vectors,
+          .kept = static_cast<int>(plan.kept),
+          .mail = static_cast<int>(plan.mail),
+          .piece = static_cast<int>(tile.piece),
+          .last_piece = static_cast<int>(spatial - (tile.pieces - 1) * tile.piece),
+          .tile = tile.tile,
+          .rows = tile.rows,
+          .segments = tile.segments,
+          .log_lanes = std::countr_zero(static_cast<unsigned>(std::max(tile.lanes, 1))),
+          .lag = static_cast<int>(plan.lag),
+          .per_group = Divisor(call.channels / call.groups),
+          .spans = Divisor(plan.spans),
+          .chunks = Divisor(tile.chunks),
+          .pieces = Divisor(tile.pieces),
+          .columns = Divisor(is_last(call) ? tile.tile / tile.vector : 1),
+          .tiles = Divisor(is_last(call) ? ceil_div(tile.span, tile.tile) : 1)};
+}
+
+GroupScratch scratch_of(const Call& call, const GroupPlan& plan) {
+  char* const workspace = aligned_workspace(call);
+  const bool parameters = call.dweight || call.dbias;
+  return {
+      .counters = reinterpret_cast<GroupCounters*>(workspace),
+      .parts = workspace + plan.parts_at,
+      .results = workspace + plan.results_at,
+      .dweight_partials = parameters ? workspace + plan.partials_at : nullptr,
+      .dbias_partials = parameters ? workspace + plan.partials_at + plan.partials_bytes : nullptr};
+}
+
+// The kernel of either pass, and before it the one that clears its counters.
+ek_status launch_main(const Call& call, const GroupPlan& plan, Kernel& kernel, bool again,
+                      const GroupScratch& scratch, void* arguments) {
+  const GroupTile& tile = plan.tile;
+  const int64_t chunks = plan.units * tile.chunks;
+  const int64_t blocks = !tile.keeps && again ? 2 * chunks : chunks;
+  if (!tile.keeps) {
+    ClearArguments clear{scratch.counters, plan.units};
+    const ek_status status = launch(call,
+                                    {.kernel = kernels_for(call, plan).clear(),
+                                     .blocks = ceil_div(plan.units, kClearThreads),
+                                     .threads = kClearThreads},
+                                    &clear);
+    if (status != EK_OK) return status;
+  }
+  return launch(call,
+                {.kernel = kernel,
+                 .blocks = blocks,
+                 .threads = tile.threads,
+                 .cluster = tile.keeps ? tile.chunks : 1,
+                 .shared = plan.shared},
+                arguments);
+}
+
+int64_t group_size(const Call& call) { return call.inner * call.width / call.groups; }
+
+ek_status forward(const Call& call, const GroupPlan& plan) {
+  if (call.outer == 0) return EK_OK;
+  GroupForwardArguments arguments{.x = device_tensor(call, call.x),
+                                  .y = device_tensor(call, call.y),
+                                  .formula = formula_of(call, group_size(call)),
+                                  .mean = call.mean,
+                                  .rstd = call.rstd,
+                                  .stats = call.stats,
+                                  .shape = shape_of(call, plan),
+                                  .scratch = scratch_of(call, plan)};
+  Kernel& kernel = kernels_for(call, plan).forward(is_last(call), plan.aligned, plan.tile.keeps);
+  return launch_main(call, plan, kernel, true, arguments.scratch, &arguments);
+}
+
+ek_status backward(const Call& call, const GroupPlan& plan) {
+  const GroupKernelSet& kernels = kernels_for(call, plan);
+  GroupBackwardArguments arguments{.x = device_tensor(call, call.x),
+                                   .dy = device_tensor(call, call.dy),
+                                   .dx = device_tensor(call, call.dx),
+                                   .formula = formula_of(call, group_size(call)),
+                                   .mean = call.mean,
+                                   .rstd = call.rstd,
+                                   .stats = call.stats,
+                                   .shape = shape_of(call, plan),
+                                   .scratch = scratch_of(call, plan)};
+  if (call.outer > 0) {
+    Kernel& kernel = kernels.backward(is_last(call), plan.aligned, plan.tile.keeps);
+    const ek_status status =
+        launch_main(call, plan, kernel, call.dx.data != nullptr, arguments.scratch, &arguments);
+    if (status != EK_OK) return status;
+  }
+  if (!call.dweight && !call.dbias) return EK_OK;
+  FoldArguments fold{
+      .partials = {arguments.scratch.dweight_partials, arguments.scratch.dbias_partials},
+      .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
+      .cols = call.channels,
+      .count = static_cast<int>(call.outer * plan.tile.pieces)};
+  return launch(call,
+                {.kernel = kernels.fold(),
+                 .blocks = ceil_div(call.channels, kWarp),
+                 .rows = 2,
+                 .threads = kFoldThreads},
+                &fold);
+}
+
+}  // namespace
+
+bool accepts_groups(const Call& call, Note& note) {
+  const GroupPlan plan = plan_of(call);
+  const int64_t blocks = 2 * plan.units * plan.tile.chunks;
+  if (call.channels <= kMostBlocks && blocks <= kMostBlocks) return true;
+  note.set("group norm of %lld channels takes %lld blocks, but each must be at most %lld",
+           static_cast<long long>(call.channels), static_cast<long long>(blocks),
+           static_cast<long long>(kMostBlocks));
+  return false;
+}
+
+void describe_groups(const Call& call, Note& note) {
+  const GroupPlan plan = plan_of(call);
+  const GroupTile& tile = plan.tile;
+  char held[64];
+  if (tile.keeps) {
+    std::snprintf(held, sizeof held, "held by clusters of %d", tile.chunks);
+  } else {
+    std::snprintf(held, sizeof held, "in %d chunks that are read twice", tile.chunks);
+  }
+  note.set("units of %lld channels %s, %s loads, blocks of %d threads, arithmetic in %s%s%s",
+           static_cast<long long>(tile.span), held, plan.aligned ? "16-byte" : "single",
+           tile.threads, name_of(call.compute),
+           plan.untyped ? ", types looked up at run time: " : "", plan.untyped ? plan.untyped : "");
+}
+
+size_t groups_workspace(const Call& call) { return static_cast<size_t>(plan_of(call).workspace); }
+
+ek_status run_groups(const Call& call) {
+  const GroupPlan plan = plan_of(call);
+  return call.pass == Pass::kForward ? forward(call, plan) : backward(call, plan);
+}
+
+}  // namespace evenkeel::cuda
