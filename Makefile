@@ -8,7 +8,8 @@ JOBS ?= $(shell nproc)
 .PHONY: help setup build test demo bench rivals format lint clean
 
 help:
-	@echo "make demo     build, then a short table of what the library does on this machine"
+	@echo "make demo     build, train a small model with and without evenkeel, write demo-report/index.html"
+	@echo "              ARGS='--model conv' and other options: ARGS=--help lists them"
 	@echo "make test     everything that must hold: tests, sanitizers, fuzzer, package, style"
 	@echo "make setup    install what is missing (apt packages when root, .venv)"
 	@echo "make build    the dev preset, into build/dev"
@@ -16,7 +17,7 @@ help:
 	@echo "make rivals   speed and accuracy beside torch and oneDNN, in an environment of their own"
 	@echo "make format   rewrite C++ and Python files in the house style"
 	@echo "make lint     check style and spelling without changing anything"
-	@echo "make clean    remove the build folders"
+	@echo "make clean    remove the build folders and the demo's report"
 
 setup:
 	@scripts/setup
@@ -28,8 +29,7 @@ test: setup
 	@.venv/bin/python scripts/test.py --jobs $(JOBS)
 
 demo: setup
-	@scripts/build release $(JOBS)
-	@build/release/bench/evenkeel-bench --demo
+	@JOBS=$(JOBS) demo/start $(ARGS)
 
 bench: setup
 	@scripts/build release $(JOBS)
@@ -52,4 +52,4 @@ lint: setup
 	@scripts/lint
 
 clean:
-	rm -rf build
+	rm -rf build demo-report

@@ -4,9 +4,9 @@ docs/numerics.md.
 The exact result is computed in float64 from the inputs as stored, and is not rounded: half-
 precision outputs carry at least their own rounding. Each library's backward pass uses the
 statistics of its own forward pass. Two figures per output: the largest error and the root of the
-mean squared error, both relative to the exact result's largest value. Prints Markdown.
+mean squared error, both relative to the exact result's largest value. reports.py makes the tables.
 
-    python benchmarks/accuracy.py
+    python benchmarks/accuracy.py --csv benchmarks/results/accuracy-<machine>-<date>.csv
 """
 
 import argparse
@@ -35,6 +35,9 @@ PROBLEMS = [
 ]
 # Mean of x beside its spread of 1. Around 1e4 neighbouring bf16 numbers are 64 apart: rows would be constant.
 MEANS = {"f32": (0.25, 1e4), "bf16": (0.25, 100), "f16": (0.25, 1000)}
+COLUMNS = (
+    "date commit versions threads problem dtype mean output library largest root_mean_square"
+).split()
 OUTPUTS = ("y", "dx", "dweight", "dbias")
 
 
@@ -116,32 +119,30 @@ def outputs_of_torch(weight_as_x):
     return run
 
 
-def table(libraries, dtype, mean):
-    """Prints one table; returns the outputs at which evenkeel's largest error is not the smallest."""
-    behind = []
-    print(f"\n### {dtype}, mean {mean:g}, spread 1\n")
+def figures(libraries, dtype, mean):
+    """The lines of the CSV file for one dtype and mean, problem by problem."""
     names = [name for name in libraries if dtype != "f32" or name != "torch, f32 weight"]
-    print("| | output | " + " | ".join(names) + " |")
-    print("|---|---|" + "---|" * len(names))
     for problem in PROBLEMS:
         reference = exact(problem, problems.Tensors(problem, dtype, mean))
-        cells = {output: [] for output in reference}
+        errors = {}
         for name in names:
             tensors = problems.Tensors(problem, dtype, mean)
             computed = dict(zip(OUTPUTS, libraries[name](problem, tensors), strict=False))
             for output, truth in reference.items():
-                cells[output].append(error(problem, computed[output], truth))
-        for output, values in cells.items():
-            label = " ".join(filter(None, [problem.op, str(problem), problem.layout]))
-            texts = [f"{largest:.1e} ({spread:.1e})" for largest, spread in values]
-            title = label if output == "y" else ""
-            print(f"| {title} | {output} | " + " | ".join(texts) + " |", flush=True)
-            if names[0] == "evenkeel" and f"{values[0][0]:.1e}" != f"{min(values)[0]:.1e}":
-                best = names[values.index(min(values))]
-                behind.append(
-                    f"{label} {dtype} mean {mean:g} {output}: {texts[0]}, {best} {min(values)[0]:.1e}"
-                )
-    return behind
+                errors[output, name] = error(problem, computed[output], truth)
+        label = " ".join(filter(None, [problem.op, str(problem), problem.layout]))
+        for output in reference:
+            for name in names:
+                largest, spread = errors[output, name]
+                yield {
+                    "problem": label,
+                    "dtype": dtype,
+                    "mean": f"{mean:g}",
+                    "output": output,
+                    "library": name,
+                    "largest": f"{largest:.3e}",
+                    "root_mean_square": f"{spread:.3e}",
+                }
 
 
 def arguments():
@@ -156,6 +157,7 @@ def arguments():
     parser.add_argument(
         "--dtypes", type=command.choices(["f32", "bf16", "f16"]), default=["f32", "bf16"]
     )
+    parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -185,20 +187,21 @@ def main():
         library = onednn_norm.OneDnn()
         libraries["onednn"] = outputs_of_onednn(library)
         versions.append(f"oneDNN {library.version}")
-    print(
-        f"{', '.join(versions)}; {torch.get_num_threads()} threads. Largest error (root mean square)."
-    )
-    behind = []
+    where = {
+        "date": command.now(),
+        "commit": command.commit(),
+        "versions": ", ".join(versions),
+        "threads": torch.get_num_threads(),
+    }
+    print(where["versions"])
     for dtype in options.dtypes:
         for mean in MEANS[dtype]:
-            behind += table(libraries, dtype, mean)
-    if behind:
-        print(
-            "\nevenkeel's largest error is above a rival's at:",
-            *behind,
-            sep="\n  ",
-            file=sys.stderr,
-        )
+            for row in figures(libraries, dtype, mean):
+                shown = ("problem", "dtype", "mean", "output", "library")
+                label = " ".join(row[column] for column in shown)
+                print(f"{label:<72} {row['largest']} ({row['root_mean_square']})", flush=True)
+                if options.csv:
+                    command.append(options.csv, COLUMNS, [where | row])
 
 
 if __name__ == "__main__":

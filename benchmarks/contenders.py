@@ -2,7 +2,7 @@
 backward pass.
 
 torch's operators have no true output arguments (their `.out` forms compute elsewhere and copy), so
-they are called in the functional form; keep_pages() makes the allocator hand them the same, already
+they are called in the functional form; measure.keep_pages() makes the allocator hand them the same, already
 mapped pages every time. The backward passes get their statistics from outside the timed call and
 compute all gradients.
 """
@@ -24,14 +24,6 @@ ALL_OUTPUTS = [True, True, True]
 
 # torch's rms_norm says so whenever the weight is wider than x; that is one of its variants here.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-
-
-def keep_pages():
-    """Freed memory stays with the process: fresh pages would cost more than a norm does."""
-    libc = ctypes.CDLL(None)
-    m_trim_threshold, m_mmap_max = -1, -4
-    libc.mallopt(m_mmap_max, 0)
-    libc.mallopt(m_trim_threshold, -1)
 
 
 class Ceiling:

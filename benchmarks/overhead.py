@@ -1,19 +1,23 @@
 """What one call costs the host: evenkeel.torch beside torch.nn.functional on 8 x 64, one thread.
 
 The tensors are so small that time is spent on the way to the kernel and back. Both run in alternating
-rounds; the ratio is the median over the rounds. Prints Markdown for docs/performance.md.
+rounds; the ratio is the median over the rounds. reports.py makes the table of docs/performance.md.
 
-    python benchmarks/overhead.py
+    python benchmarks/overhead.py --csv benchmarks/results/overhead-<machine>-<date>.csv
 """
 
+import argparse
+import pathlib
 import statistics
 import time
 
 import torch
 import torch.nn.functional as F
 
+import command
 import evenkeel.torch as ek
 
+COLUMNS = "date commit machine torch call evenkeel_us torch_us ratio".split()
 ROUNDS, CALLS = 31, 1000
 SHAPE = (64,)
 
@@ -53,14 +57,25 @@ def cases():
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
+    path = parser.parse_args().csv
     torch.set_num_threads(1)
-    print("| 8 x 64, f32, one thread | evenkeel | torch | ratio |")
-    print("|---|---|---|---|")
+    where = {
+        "date": command.now(),
+        "commit": command.commit(),
+        "machine": command.cpu_name(),
+        "torch": torch.__version__,
+    }
     for name, ours, theirs in cases():
         rounds = [(seconds(ours), seconds(theirs)) for _ in range(ROUNDS)]
         mine, other = (statistics.median(column) * 1e6 for column in zip(*rounds, strict=True))
         ratio = statistics.median(a / b for a, b in rounds)
-        print(f"| {name} | {mine:.1f} us | {other:.1f} us | {ratio:.2f} |", flush=True)
+        print(f"{name:<32} {mine:6.1f} us {other:6.1f} us {ratio:5.2f}", flush=True)
+        if path:
+            figures = {"evenkeel_us": mine, "torch_us": other, "ratio": ratio}
+            row = {column: f"{value:.2f}" for column, value in figures.items()}
+            command.append(path, COLUMNS, [where | {"call": name} | row])
 
 
 if __name__ == "__main__":

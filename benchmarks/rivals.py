@@ -136,7 +136,7 @@ class Table:
 
 def work(options):
     """Measures with one thread count; False if evenkeel refused a line."""
-    contenders.keep_pages()
+    measure.keep_pages()
     threads = options.worker
     libraries = contenders.Libraries(options.contenders, options.library, threads)
     versions = "; ".join(f"{name} {version}" for name, version in libraries.versions.items())

@@ -1,4 +1,5 @@
-"""The tables of docs/performance.md, made from the CSV files that rivals.py (CPU), gpu.py and training.py write.
+"""The tables of docs/performance.md, made from the CSV files that rivals.py (CPU), training.py and
+`python -m evenkeel bench` (GPU) write.
 
 For every problem and pass: the share of the limit that evenkeel and the best rival reach, and the lead (the best
 rival's time / evenkeel's); for training steps, their time and memory. Rewrites what lies between the markers;
@@ -88,9 +89,13 @@ def gpu_markdown(path):
         "| | limit, µs | evenkeel, µs | of limit | best rival | of limit | lead |",
         "|---|---|---|---|---|---|---|",
     ]
-    ahead = 0
+    ahead = compared = 0
     for key, found in lines.items():
-        ours = found.pop("evenkeel")
+        ours = found.pop("evenkeel", None)
+        if not ours or not found:
+            text.append(f"| {' '.join(key)} |" + " - |" * 6)
+            continue
+        compared += 1
         best = min(found.values(), key=lambda row: float(row["time_us"]))
         lead = float(best["time_us"]) / float(ours["time_us"])
         ahead += lead >= 1
@@ -102,13 +107,35 @@ def gpu_markdown(path):
         )
     text += [
         "",
-        f"Ahead of these rivals in {ahead} of {len(lines)} lines; the others are in italics.",
+        f"Ahead of these rivals in {ahead} of {compared} lines; the others are in italics.",
     ]
     if hosts:
         text += ["", "| host cost of a call, µs | evenkeel | torch |", "|---|---|---|"]
         for key, found in hosts.items():
             figures = (f"{float(found[name]['time_us']):.1f}" for name in ("evenkeel", "torch"))
             text.append(f"| {' '.join(key)} | {' | '.join(figures)} |")
+    return "\n".join(text)
+
+
+def tutorial_markdown(path):
+    """GB/s over the length of a row, as Triton's tutorial prints them."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    lengths, names = {}, {}
+    for row in rows:
+        lengths.setdefault(int(row["shape"].split("x")[1]), {})[row["library"]] = row["gb_per_s"]
+        names[row["library"]] = None
+    first = rows[0]
+    text = [
+        f"From `{path.name}`: {first['machine']}, torch {first['torch']}, triton {first['triton']}, "
+        f"commit {first['commit']}. {first['op']} {first['pass']}, {first['dtype']}, "
+        f"{first['shape'].split('x')[0]} rows, GB/s.",
+        "",
+        f"| N | {' | '.join(names)} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for length, rates in sorted(lengths.items()):
+        text.append(f"| {length} | {' | '.join(rates.get(name, '-') for name in names)} |")
     return "\n".join(text)
 
 
@@ -128,12 +155,21 @@ def training_markdown(path):
         "|---" * (len(variants) + 2) + "|",
     ]
     for key, found in steps.items():
-        cells = [f"{found[v]['step_ms']} ({found[v]['peak_gib']})" for v in variants]
-        text.append(f"| {' '.join(key)} | {' | '.join(cells)} | {found['fused']['share']} |")
+        cells = [
+            f"{found[v]['step_ms']} ({found[v]['peak_gib']})" if v in found else "-"
+            for v in variants
+        ]
+        share = found["fused"]["share"] if "fused" in found else "-"
+        text.append(f"| {' '.join(key)} | {' | '.join(cells)} | {share} |")
     return "\n".join(text)
 
 
-TABLES = {"gpu": gpu_markdown, "training": training_markdown, "cpu": markdown}
+TABLES = {
+    "gpu": gpu_markdown,
+    "tutorial": tutorial_markdown,
+    "training": training_markdown,
+    "cpu": markdown,
+}
 
 
 def main():

@@ -1,4 +1,4 @@
-"""`python -m evenkeel info`: what this installation is, and what it can do on this machine."""
+"""The commands of the package: `python -m evenkeel info`, `bench` and `check`."""
 
 import argparse
 import importlib
@@ -9,6 +9,13 @@ import sys
 
 import evenkeel
 from evenkeel import _native
+from evenkeel.bench import command
+
+# Commands that need more than evenkeel itself: what they are for, where they live.
+EXTRAS = {
+    "bench": ("speed, beside every other library that is installed", "evenkeel.bench.cli"),
+    "check": ("results of this build on this machine against float64", "evenkeel.check.cli"),
+}
 
 
 def installed(name):
@@ -28,17 +35,6 @@ def operators(framework):
     return f"ready, built against {framework} {_native.built_for(framework)}"
 
 
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo") as lines:  # noqa: PTH123
-            names = (
-                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-            )
-            return next(names, platform.processor())
-    except OSError:
-        return platform.processor()
-
-
 def info():
     """Pairs of a title and a line of text."""
     targets = _native.cpu_targets()
@@ -49,7 +45,7 @@ def info():
         yield "CUDA", "not built: this library runs on the CPU only"
     chosen = f"; EVENKEEL_CPU_TARGET={override} is set" if override else ""
     yield "CPU kernels", ", ".join(targets) + f" (best first){chosen}"
-    yield "CPU", f"{cpu_name()}, {os.cpu_count()} processors"
+    yield "CPU", f"{command.cpu_name()}, {os.cpu_count()} processors"
     yield "system", f"{platform.platform()}, Python {platform.python_version()}"
     for name in ("torch", "tensorflow", "jax"):
         yield name, installed(name) or installed(f"{name}-cpu") or "not installed"
@@ -58,7 +54,7 @@ def info():
     yield "evenkeel.jax", "not built: there are no operators for it yet"
 
 
-def print_info():
+def print_info(options):
     lines = list(info())
     width = max(len(title) for title, _ in lines)
     for title, text in lines:
@@ -66,13 +62,26 @@ def print_info():
 
 
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m evenkeel", description=evenkeel.__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
-    command = commands.add_parser(
-        "info", help="backends, instruction sets, versions, what is built"
-    )
-    command.set_defaults(run=print_info)
-    parser.parse_args(arguments).run()
+    about = "backends, instruction sets, versions, what is built"
+    commands.add_parser("info", help=about).set_defaults(run=print_info)
+    for name, (about, module) in EXTRAS.items():
+        subparser = commands.add_parser(name, help=about)
+        if name not in arguments[:1]:  # its imports are slow
+            continue
+        try:
+            importlib.import_module(module).add_arguments(subparser)
+        except ModuleNotFoundError as error:
+            remedy = "pip install 'evenkeel[bench]'"
+            if error.name == "torch":
+                remedy = f"install it, then build evenkeel again, {_native.REBUILD}"
+            sys.exit(
+                f"python -m evenkeel {name} needs {error.name}, which is not installed: {remedy}"
+            )
+    options = parser.parse_args(arguments)
+    return options.run(options)
 
 
 if __name__ == "__main__":

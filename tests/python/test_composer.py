@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from readme import for_composer, run, snippets
+from documents import ROOT, python_blocks, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainers_support import close, norms, warned
@@ -320,15 +320,16 @@ def test_algorithms_can_be_pickled(kind):
     assert repr(copy) == f"{kind.__name__}(apply_at=Event.BEFORE_LOAD)"
 
 
-# ---- README.md ----
+# ---- docs/trainers.md ----
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
-def test_readme_snippet(kind):
-    section = filter(for_composer, snippets("Into a model you already have"))
-    (snippet,) = [snippet for snippet in section if f"{kind.__name__}()" in snippet]
+def test_snippet_of_the_guide(kind):
+    found = python_blocks(ROOT / "docs" / "trainers.md", "composer")
+    (block,) = [block for block in found if f"{kind.__name__}()" in block.text]
     given = {"model": Tiny(), "train_dataloader": loader(), "eval_dataloader": loader()}
-    trainer = run(snippet, given)["trainer"]
+    run(block, given)
+    trainer = given["trainer"]
     trainer.close()
     assert trainer.state.timestamp.batch == BATCHES
     # Without a GPU the precision is fp32.

@@ -1,18 +1,9 @@
 """`python -m evenkeel info`, and what it says where something is missing."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-
-
-def run(*arguments, **environment):
-
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+from commands import run
 
 
 def info_lines(**environment):
@@ -33,7 +24,8 @@ def test_info_names_what_is_built():
 def test_unknown_command_lists_the_known_ones():
     result = run("-m", "evenkeel", "inform")
     assert result.returncode == 2
-    assert "info" in result.stderr
+    for command in ("info", "bench", "check"):
+        assert command in result.stderr
 
 
 @pytest.mark.parametrize(

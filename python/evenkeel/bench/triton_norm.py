@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from problems import EPS
+from evenkeel.bench.lines import EPS
 
 MAX_ROW_BYTES = 65536
 TILE_ROWS, TILE_COLS = 32, 128

@@ -1,41 +1,28 @@
-"""README.md says what is true: the snippets for TensorFlow run as they stand, one after the other.
+"""docs/tensorflow.md says what is true: its blocks run as they stand, one after the other.
 
-tests/python/test_readme.py sees to it that every snippet belongs to a section that is run.
+tests/python/test_docs.py sees to it that no block is overlooked.
 """
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from readme import run, snippets
+from documents import ROOT, python_blocks, run_document
 from tf_support import check, formula
 
 import evenkeel.tensorflow as ek
 
-SNIPPETS = snippets("From TensorFlow")
+GUIDE = ROOT / "docs" / "tensorflow.md"
 
 
 @pytest.fixture(scope="module")
 def scope():
-    scope = {}
-    for snippet in SNIPPETS:
-        run(snippet, scope)
-    return scope
+    return run_document(GUIDE, "tensorflow", {})
 
 
-def test_snippets_are_complete():
-    text = "".join(SNIPPETS)
-    for name in (
-        "load_op_library",
-        "layer_norm_custom",
-        "layer_norm_bias_add_custom",
-        "layer_norm_fused_custom",
-        "rms_norm",
-        "group_norm",
-        "layer_norm_fused_layer",
-        "LayerNormalization",
-        "fuse",
-    ):
-        assert name in text, name
+def test_blocks_are_complete():
+    text = "".join(block.text for block in python_blocks(GUIDE, "tensorflow"))
+    for name in ("load_op_library", "layer_norm_fused_layer", *ek.__all__):
+        assert name == "Report" or name in text, name  # fuse returns one
 
 
 def test_operators(scope):

@@ -1,0 +1,168 @@
+"""What is measured: a Line is one norm on one shape in one dtype, a preset is a list of lines.
+
+Labels, and with them the columns of the CSV files, are made here: "layer_norm 4096x1024 bf16",
+"group_norm 8x320x64x64 nhwc silu f16".
+"""
+
+import dataclasses
+import math
+
+import torch
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
+MIXED = "bf16/f32w"  # x in bfloat16, weight and bias in float32
+NORMS = ("layer_norm", "rms_norm", "group_norm")
+LAYOUTS = ("nchw", "nhwc")
+GROUPS = 32
+EPS = 1e-5
+PASSES = {"forward": 2, "backward": 3}  # how many tensors of x's size the ceiling moves
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    op: str
+    dtype: str
+    shape: tuple
+    layout: str = ""  # of a group norm
+    activation: str = ""
+
+    def __post_init__(self):
+        if self.op == "group_norm":
+            fits = len(self.shape) == 4 and self.shape[1] % GROUPS == 0
+            wanted = f"samples x channels x height x width, channels a multiple of {GROUPS}"
+        else:
+            fits, wanted = len(self.shape) == 2, "rows x columns"
+        if not fits or min(self.shape) < 1:
+            raise ValueError(f"shape {self.sizes}: {self.op} takes {wanted}")
+
+    @property
+    def sizes(self):
+        return "x".join(map(str, self.shape))
+
+    @property
+    def where(self):
+        """The shape and what goes with it, as it stands in a table."""
+        return " ".join(word for word in (self.sizes, self.layout, self.activation) if word)
+
+    @property
+    def label(self):
+        return f"{self.op} {self.where} {self.dtype}"
+
+    @property
+    def is_group(self):
+        return self.op == "group_norm"
+
+    @property
+    def parameters(self):
+        """Elements of weight and bias."""
+        return self.shape[1]
+
+    @property
+    def rows(self):
+        return self.shape[0]
+
+    @property
+    def cols(self):
+        return self.shape[1]
+
+    @property
+    def mixed(self):
+        return self.dtype == MIXED
+
+    @property
+    def x_dtype(self):
+        return DTYPES[self.dtype.split("/")[0]]
+
+    @property
+    def weight_dtype(self):
+        return torch.float32 if self.mixed else self.x_dtype
+
+    @property
+    def x_bytes(self):
+        return math.prod(self.shape) * self.x_dtype.itemsize
+
+    def gb_per_s(self, pass_, microseconds):
+        """As if the pass moved what its ceiling moves; Triton's tutorial counts in the same way."""
+        return PASSES[pass_] * self.x_bytes / microseconds / 1e3
+
+
+def parse_shape(text):
+    """From "4096x1024" or "4096,1024"."""
+    words = text.replace(",", "x").split("x")
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"'{text}' is not a shape such as 4096x1024")
+    return tuple(int(word) for word in words)
+
+
+def rows(op, dtype, shapes):
+    return [Line(op, dtype, parse_shape(shape)) for shape in shapes.split()]
+
+
+def images(dtype, shapes, variants):
+    """Group norms; a variant is a layout, and an activation behind it where there is one."""
+    return [
+        Line("group_norm", dtype, parse_shape(shape), *variant.split("+"))
+        for shape in shapes.split()
+        for variant in variants.split()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    about: str
+    lines: tuple
+    passes: tuple = tuple(PASSES)
+
+
+HOST = "host"
+TUTORIAL = "triton-tutorial"
+PRESETS = {
+    TUTORIAL: Preset(
+        "the benchmark of Triton's layer norm tutorial: backward, GB/s over the row length",
+        tuple(Line("layer_norm", "f16", (4096, 512 * i)) for i in range(2, 32)),
+        ("backward",),
+    ),
+    "peers": Preset(
+        "the figures in docs/performance.md: many shapes, sized for a GPU",
+        (
+            *rows(
+                "layer_norm",
+                "f16",
+                "4096x1024 4096x2048 4096x4096 4096x8192 4096x12288 4096x15872",
+            ),
+            *rows(
+                "layer_norm",
+                "bf16",
+                "262144x64 262144x256 131072x512 4096x768 8192x5120 16384x4096",
+            ),
+            *rows(
+                "rms_norm",
+                "bf16",
+                "262144x128 4096x1024 16384x4096 4096x8192 1024x65536 256x262144",
+            ),
+            *rows("layer_norm", "bf16", "4096x3000 4096x3001 4096x5119 4096x6144"),
+            *rows("layer_norm", "f32", "4096x1024 4096x4096 4096x8192"),
+            *rows("layer_norm", MIXED, "4096x1024 4096x4096 4096x8192"),
+            *images(
+                "f16",
+                "8x320x64x64 8x1280x16x16 2x256x256x256 32x512x32x32 1x128x512x512",
+                "nchw nhwc nchw+silu nhwc+silu",
+            ),
+        ),
+    ),
+    "cpu": Preset(
+        "a handful of shapes, sized for a CPU",
+        (
+            *rows("layer_norm", "f32", "4096x1024 65536x64 64x1024"),
+            *rows("layer_norm", "bf16", "4096x1024"),
+            *rows("rms_norm", "f32", "4096x1024"),
+            *rows("rms_norm", "bf16", "4096x1024"),
+            *images("f32", "2x320x64x64", "nchw nhwc nhwc+silu"),
+        ),
+    ),
+    HOST: Preset(
+        "what one eager call of a small norm costs its caller",
+        (*rows("layer_norm", "bf16", "64x1024"), *rows("rms_norm", "bf16", "64x1024")),
+        ("host forward", "host forward+backward"),
+    ),
+}

@@ -1,0 +1,102 @@
+"""The tensors of a line, its results in float64, and the comparison with them.
+
+Every contender gets the same inputs, and none is timed before its result was looked at.
+"""
+
+import math
+import typing
+
+import torch
+import torch.nn.functional as F
+
+from evenkeel.bench.lines import EPS, GROUPS
+
+TOTAL_BYTES = 600_000_000  # beyond the caches of any GPU
+MIN_SETS, MAX_SETS = 2, 256
+REFERENCE_ELEMENTS = 1 << 24  # at a time: float64 and its gradients take ten times the memory
+
+# Of the norm of the error / the norm of the result. The rivals' limit only catches nonsense: partial
+# sums in bfloat16, as the Triton design has them, may be off by some percent.
+HALF_TOLERANCE, FLOAT_TOLERANCE, RIVAL_TOLERANCE = 1e-2, 1e-4, 1e-1
+
+
+class Set(typing.NamedTuple):
+    inputs: tuple  # x, weight and, except for RMS norm, bias
+    dy: torch.Tensor
+
+    @property
+    def x(self):
+        return self.inputs[0]
+
+
+def make_set(line, device):
+    """All leaves belong to the stream that is current here: autograd runs a backward on the stream of
+    its forward, and that must be the one that is captured."""
+    kind = {"dtype": line.x_dtype, "device": device}
+    x, dy = (torch.randn(line.shape, **kind) for _ in range(2))
+    if line.layout == "nhwc":
+        x, dy = (v.contiguous(memory_format=torch.channels_last) for v in (x, dy))
+    parameters = [
+        torch.randn(line.parameters, dtype=line.weight_dtype, device=device)
+        for _ in range(1 if line.op == "rms_norm" else 2)
+    ]
+    return Set(tuple(v.requires_grad_() for v in (x, *parameters)), dy)
+
+
+def make_sets(line, device, total_bytes=TOTAL_BYTES):
+    torch.manual_seed(0)
+    count = min(max(math.ceil(total_bytes / line.x_bytes), MIN_SETS), MAX_SETS)
+    return [make_set(line, device) for _ in range(count)]
+
+
+def formula(line, x, weight, *bias):
+    """The norm, written out."""
+    shape = x.shape
+    if line.is_group:
+        x = x.reshape(shape[0], GROUPS, -1)
+        weight, *bias = (v.view(-1, 1, 1) for v in (weight, *bias))
+    if line.op != "rms_norm":
+        x = x - x.mean(-1, keepdim=True)
+    y = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).reshape(shape) * weight
+    for b in bias:
+        y = y + b
+    return F.silu(y) if line.activation else y
+
+
+def reference(line, s):
+    """{pass: results} from float64, by autograd through the formula, some rows or samples at a time.
+
+    Stored in float32, which is far closer than any tolerance.
+    """
+    parameters = [v.detach().double().requires_grad_() for v in s.inputs[1:]]
+    count = max(1, REFERENCE_ELEMENTS // math.prod(line.shape[1:]))
+    ys, dxs, sums = [], [], [torch.zeros_like(v) for v in parameters]
+    for x, dy in zip(s.x.detach().split(count), s.dy.split(count), strict=True):
+        x = x.double().requires_grad_()
+        y = formula(line, x, *parameters)
+        dx, *parts = torch.autograd.grad(y, (x, *parameters), dy.double())
+        ys.append(y.detach().float())
+        dxs.append(dx.float())
+        sums = [total + part for total, part in zip(sums, parts, strict=True)]
+    return {
+        "forward": (torch.cat(ys),),
+        "backward": (torch.cat(dxs), *(total.float() for total in sums)),
+    }
+
+
+class WrongResultError(Exception):
+    pass
+
+
+def check(ours, line, results, expected):
+    """Raises a WrongResultError for the first result that is too far from the expected one."""
+    tolerance = FLOAT_TOLERANCE if line.x_dtype.itemsize >= 4 else HALF_TOLERANCE
+    if not ours:
+        tolerance = RIVAL_TOLERANCE
+    what = ("y",) if len(expected) == 1 else ("dx", "dweight", "dbias")
+    for part, result, wanted in zip(what, results, expected, strict=False):
+        if result.shape != wanted.shape:
+            raise WrongResultError(f"{part} has shape {tuple(result.shape)}")
+        error = ((result.detach().float() - wanted).norm() / wanted.norm()).item()
+        if not error < tolerance:  # so that NaN fails too
+            raise WrongResultError(f"{part} is off by {error:.1e}, allowed is {tolerance:.0e}")

@@ -1,0 +1,222 @@
+"""How long calls take.
+
+GPU: each line has so many independent input sets that no cache holds them. One captured CUDA graph runs
+them all and keeps every output; the time is that of its replays by CUDA events / the number of sets.
+CPU: one set, freed pages stay with the process, the contenders take turns (measure.py).
+The ceiling is taken the same way on tensors of the same size: a copy for forward, x + dy for backward.
+All inputs require gradients, so forward is that of a training step.
+"""
+
+import functools
+import statistics
+import time
+import typing
+
+import torch
+
+from evenkeel.bench import command, measure, tensors
+from evenkeel.bench.contenders import MAKERS, NotOfferedError, missing
+
+CEILING = "limit"
+WRONG, NO_FIGURE = "wrong", "-"
+REPLAYS = 3
+WARM_CALLS, WARM_REPLAYS = 2, 10
+HOST_CALLS, HOST_REPEATS = 2000, 5
+
+
+class Effort(typing.NamedTuple):
+    timings: int  # of the graph's replays, on a GPU
+    seconds: float  # for the rounds of a line, on a CPU
+
+
+FULL, QUICK = Effort(7, 1.5), Effort(3, 0.4)
+
+
+class Result(typing.NamedTuple):
+    """One pass of one line. A time is microseconds of a call, or the word that stands for it."""
+
+    line: object
+    pass_: str
+    ceiling: float | None
+    times: dict
+    reasons: dict  # why there is no time
+
+    def of_limit(self, name):
+        time_ = self.times.get(name)
+        return self.ceiling / time_ if self.ceiling and isinstance(time_, float) else None
+
+    def gb_per_s(self, name):
+        time_ = self.times.get(name)
+        if not self.ceiling or not isinstance(time_, float):
+            return None
+        return self.line.gb_per_s(self.pass_, time_)
+
+
+def graph_time(calls, timings):
+    """Microseconds of one call, from replays of a graph of all of them."""
+    for _ in range(WARM_CALLS):
+        kept = [call() for call in calls]
+    del kept
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        kept = [call() for call in calls]
+    for _ in range(WARM_REPLAYS):
+        graph.replay()
+    milliseconds = []
+    for _ in range(timings):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        milliseconds.append(begin.elapsed_time(end))
+    del kept  # until here no output's memory could be given to another
+    return statistics.median(milliseconds) * 1e3 / (REPLAYS * len(calls))
+
+
+def times_by_graphs(prepared, effort, fail):
+    """One contender after the other, so that only one holds memory."""
+    times = {}
+    for name, prepare in prepared.items():
+        try:
+            times[name] = graph_time(prepare(), effort.timings)
+        except Exception as error:
+            fail(name, error)
+    return times
+
+
+def times_in_rounds(prepared, effort, fail):
+    calls = {}
+    for name, prepare in prepared.items():
+        try:
+            (calls[name],) = prepare()
+        except Exception as error:
+            fail(name, error)
+    found = measure.rounds(calls, effort.seconds)
+    return {name: statistics.median(seconds) * 1e6 for name, seconds in found.items()}
+
+
+def ceiling_calls(sets, pass_):
+    pairs = [(s.x.detach(), s.dy) for s in sets]
+    if pairs[0][0].device.type == "cuda":
+        if pass_ == "forward":
+            return [functools.partial(torch.clone, x) for x, _ in pairs]
+        return [functools.partial(torch.add, x, dy) for x, dy in pairs]
+    # torch's sums of half types are bound by arithmetic on a CPU; those of integers are not.
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pairs[0][0].element_size()]
+    pairs = [(x.view(integers), dy.view(integers)) for x, dy in pairs]
+    out = torch.empty_like(pairs[0][0])
+    if pass_ == "forward":
+        return [functools.partial(out.copy_, x) for x, _ in pairs]
+    return [functools.partial(torch.add, x, dy, out=out) for x, dy in pairs]
+
+
+def contender_calls(name, contender, line, sets, pass_, expected):
+    """The calls of a contender, after a look at the first one's result."""
+    if pass_ == "forward":
+        calls = [functools.partial(contender.forward, s) for s in sets]
+    else:
+        calls = [functools.partial(contender.backward, s, contender.keep(s)) for s in sets]
+    tensors.check(name == "evenkeel", line, calls[0](), expected)
+    return calls
+
+
+def make_contenders(line, names, device, fail):
+    made = {}
+    for name in names:
+        reason = missing(name, device)
+        try:
+            if reason:
+                raise NotOfferedError(reason)
+            made[name] = MAKERS[name](line)
+        except Exception as error:
+            fail(name, error)
+    return made
+
+
+def measure_line(line, passes, names, device, effort):
+    """Yields the Result of each pass."""
+    on_gpu = device.type == "cuda"
+    sets = tensors.make_sets(line, device) if on_gpu else [tensors.make_set(line, device)]
+    expected = tensors.reference(line, sets[0])
+    never = {}
+    contenders = make_contenders(line, names, device, never.__setitem__)
+    for pass_ in passes:
+        failures = dict(never)
+        prepared = {CEILING: functools.partial(ceiling_calls, sets, pass_)}
+        for name, contender in contenders.items():
+            prepared[name] = functools.partial(
+                contender_calls, name, contender, line, sets, pass_, expected[pass_]
+            )
+        times = (times_by_graphs if on_gpu else times_in_rounds)(
+            prepared, effort, failures.__setitem__
+        )
+        yield result_of(line, pass_, names, times, failures)
+
+
+def result_of(line, pass_, names, times, failures):
+    words = {
+        name: WRONG if isinstance(error, tensors.WrongResultError) else NO_FIGURE
+        for name, error in failures.items()
+    }
+    return Result(
+        line,
+        pass_,
+        times.get(CEILING),
+        {name: times[name] if name in times else words[name] for name in names},
+        {name: reason_of(error) for name, error in failures.items()},
+    )
+
+
+def reason_of(error):
+    ours = isinstance(error, (NotOfferedError, tensors.WrongResultError))
+    return str(error) if ours else command.first_line(error)
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def host_time(call, device, calls):
+    """Microseconds of one call, as the caller sees them."""
+    for _ in range(calls // 10):
+        call()
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return (time.perf_counter() - begin) * 1e6 / calls
+
+
+def forward_backward(norm, s):
+    return torch.autograd.grad(norm(*s.inputs), s.inputs, s.dy)
+
+
+HOST_PASSES = {
+    "host forward": lambda norm, s: norm(*s.inputs),
+    "host forward+backward": forward_backward,
+}
+
+
+def measure_host(line, passes, names, device, calls=HOST_CALLS):
+    """What an eager call costs its caller; yields the Result of each pass."""
+    s = tensors.make_set(line, device)
+    failures = {}
+    norms = {}
+    for name, contender in make_contenders(line, names, device, failures.__setitem__).items():
+        try:
+            forward_backward(contender.norm, s)
+            norms[name] = contender.norm
+        except Exception as error:
+            failures[name] = error
+    for pass_ in passes:
+        repeats = {name: [] for name in norms}
+        for _ in range(HOST_REPEATS):
+            for name, norm in norms.items():
+                call = functools.partial(HOST_PASSES[pass_], norm, s)
+                repeats[name].append(host_time(call, device, calls))
+        times = {name: statistics.median(values) for name, values in repeats.items()}
+        yield result_of(line, pass_, names, times, failures)

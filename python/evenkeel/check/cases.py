@@ -1,0 +1,159 @@
+"""Cases: one problem each, read from the text lists that the library's own tests use.
+
+    layer_norm rows=3 cols=77 x=f32,bf16 weight=none,f32     # lists: their product, 4 cases
+
+tests/support/cases.h describes the keys. A case is what its line says, with every default filled in.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+
+from evenkeel import _abi
+
+LISTS = ("basic.txt", "hostile.txt")
+TENSORS = ("x", "y", "dy", "dx")
+ROW_SIZES, IMAGE_SIZES = ("rows", "cols"), ("samples", "channels", "spatial", "groups")
+SIZES = (*ROW_SIZES, "inner_rows", *IMAGE_SIZES)
+STRIDES = tuple(f"{name}_{kind}_stride" for name in TENSORS for kind in ("row", "outer"))
+INTEGERS = {*SIZES, *STRIDES, "misalign", "seed"}
+DEFAULTS = (
+    dict.fromkeys((*SIZES, *STRIDES, "misalign"), 0)
+    | {"layout": "nchw", "x": "f32", "weight": "f32", "rstd": "yes", "eps": 1e-5, "offset": 0.0}
+    | {"casting": "none", "activation": "none", "in_place": "none", "values": "normal"}
+    | {"seed": 1, "pass": "both"}
+)
+LEFT = ("y", "dy", "dx", "bias", "dweight", "dbias", "mean")  # whose defaults follow others
+KEYS = {*DEFAULTS, *LEFT}
+WORDS = {
+    "layout": _abi.LAYOUTS,
+    "casting": _abi.CASTINGS,
+    "activation": _abi.ACTIVATIONS,
+    "in_place": ("none", "dy", "x"),
+    "pass": ("both", "forward", "backward"),
+    "mean": ("yes", "no"),
+    "rstd": ("yes", "no"),
+    "values": "normal mean1e4 outlier_first constant zero nan inf nan_dy denormal zero_weight huge".split(),
+    **dict.fromkeys(("x", "y", "dy"), _abi.DTYPES),
+    **dict.fromkeys(("dx", "weight", "bias", "dweight", "dbias"), (*_abi.DTYPES, "none")),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`text` makes the same case again; keys of the line are items."""
+
+    text: str
+    op: str
+    values: dict = dataclasses.field(repr=False)
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+    def dtype(self, name):
+        """Of a tensor or vector; None where that is absent."""
+        return None if self[name] == "none" else self[name]
+
+    @property
+    def is_group(self):
+        return self.op == "group_norm"
+
+    @property
+    def passes(self):
+        return ("forward", "backward") if self["pass"] == "both" else (self["pass"],)
+
+    @property
+    def unit_count(self):
+        """What is normalized together is a unit: a row, or a sample's group."""
+        return self["samples"] * self["groups"] if self.is_group else self["rows"]
+
+    @property
+    def unit_size(self):
+        if self.is_group:
+            return self["channels"] // self["groups"] * self["spatial"]
+        return self["cols"]
+
+    @property
+    def parameters(self):
+        """Elements of weight and bias."""
+        return self["channels"] if self.is_group else self["cols"]
+
+    @property
+    def statistics_dtype(self):
+        return "f64" if self["x"] == "f64" else "f32"
+
+    def computes_in_f64(self, pass_):
+        names = ("x", "y") if pass_ == "forward" else ("x", "dy", "dx")
+        return "f64" in [self[name] for name in (*names, "weight", "bias")]
+
+
+def resolve(op, given):
+    """All values of a case: defaults follow the keys that the line names."""
+    values = DEFAULTS | given
+    rms = op == "rms_norm"
+    values.setdefault("y", values["x"])
+    values.setdefault("dy", values["y"])
+    values.setdefault("dx", values["dy"] if values["in_place"] == "dy" else values["x"])
+    values.setdefault("bias", "none" if rms else "f32")
+    values.setdefault("dweight", values["weight"])
+    values.setdefault("dbias", values["bias"])
+    values.setdefault("mean", "no" if rms else "yes")
+    if values["in_place"] != "none":
+        for follower, leader in (("y", "x"), ("dx", values["in_place"])):
+            for kind in ("row", "outer"):
+                if f"{follower}_{kind}_stride" not in given:
+                    key = f"{leader}_{kind}_stride"
+                    values[f"{follower}_{kind}_stride"] = values[key]
+    return values
+
+
+def parse_value(key, text):
+    if key in WORDS:
+        if text not in WORDS[key]:
+            raise ValueError(f"{key}={text}: '{text}' is not one of {', '.join(WORDS[key])}")
+        return text
+    try:
+        return int(text) if key in INTEGERS else float(text)
+    except ValueError:
+        kind = "an integer" if key in INTEGERS else "a number"
+        raise ValueError(f"{key}={text}: '{text}' is not {kind}") from None
+
+
+def parse_line(line):
+    """The cases of one line."""
+    op, *words = line.split()
+    if op not in _abi.OPS:
+        raise ValueError(f"'{op}' is not one of {', '.join(_abi.OPS)}")
+    lists = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or key not in KEYS:
+            raise ValueError(f"'{word}' is not key=value with a key of {', '.join(sorted(KEYS))}")
+        lists[key] = [(key, item, parse_value(key, item)) for item in text.split(",")]
+    for key in IMAGE_SIZES if op == "group_norm" else ROW_SIZES:
+        if key not in lists:
+            raise ValueError(f"{op} needs {key}")
+    cases = []
+    for chosen in itertools.product(*lists.values()):
+        text = " ".join([op, *(f"{key}={text}" for key, text, _ in chosen)])
+        given = {key: value for key, _, value in chosen}
+        cases.append(Case(text, op, resolve(op, given)))
+    return cases
+
+
+def folder():
+    """Where the lists are: in an installed package, or in the tree of the sources."""
+    package = pathlib.Path(__file__).resolve().parents[1]
+    places = package / "cases", package.parents[1] / "tests" / "cases"
+    return next(place for place in places if place.is_dir())
+
+
+def read(names=LISTS):
+    """All cases of the lists."""
+    cases = []
+    for name in names:
+        for line in (folder() / name).read_text().splitlines():
+            line = line.partition("#")[0].strip()
+            if line:
+                cases += parse_line(line)
+    return cases

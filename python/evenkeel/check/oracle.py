@@ -1,0 +1,139 @@
+"""What a case has to give, in float64, and how far from it rounding may lead.
+
+Arrays are (units, elements of a unit). The bounds are those of tests/support/bounds.h, for whole arrays: a first-order
+error analysis that follows the formulas term by term, so that it allows nothing for what a kernel should not do. In
+the names, e_v is the allowed absolute error of v.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from evenkeel.check.memory import round_to
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    u: float  # unit roundoff
+    tiny: float  # what underflow may cost a single operation
+    wide: bool  # float64
+
+    def sum_error(self, terms):
+        """A sum of that many terms is off by no more than this share of the sum of their magnitudes."""
+        return self.u * (8 + (terms / 2 if self.wide else 0.75 * min(terms, 16384) ** 0.5))
+
+
+def arithmetic_of(case, pass_):
+    if case.computes_in_f64(pass_):
+        return Arithmetic(2.0**-52, 2.0**-1022, True)
+    return Arithmetic(2.0**-24, 2.0**-148, False)
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def by_unit(case, parameter):
+    """A parameter as it meets the elements of units."""
+    if not case.is_group:
+        return parameter[None, :]
+    groups = case["groups"]
+    rows = np.repeat(parameter.reshape(groups, -1), case["spatial"], axis=1)
+    return np.tile(rows, (case["samples"], 1))
+
+
+def by_parameter(case, elements):
+    """Sums of elements for every parameter."""
+    if not case.is_group:
+        return elements.sum(0)
+    shape = case["samples"], case["channels"], case["spatial"]
+    return elements.reshape(shape).sum((0, 2))
+
+
+def after_casting(case, value, e_value):
+    """The casting order llama rounds the normalized value: an error below half an ulp can become a whole one."""
+    if case["casting"] != "llama":
+        return value, e_value
+    low, rounded, high = (round_to(v, case["x"]) for v in (value - e_value, value, value + e_value))
+    return rounded, np.maximum(high - rounded, rounded - low)
+
+
+def forward(case, x, weight, bias):
+    """{output: (value, bound)}; weight has its offset, and both are there (1 and 0 where absent)."""
+    a = arithmetic_of(case, "forward")
+    u, tiny = a.u, a.tiny
+    centers = case.op != "rms_norm"
+    sum_u = a.sum_error(case.unit_size)
+    mean = x.mean(1, keepdims=True) if centers else np.zeros((len(x), 1))
+    variance = np.square(x - mean).mean(1, keepdims=True)
+    rstd = 1 / np.sqrt(variance + case["eps"])
+    deviation = np.sqrt(variance)
+    e_stored = (sum_u if a.wide else 2 * u) * np.abs(mean)
+    e_mean = e_stored + sum_u * deviation + 4 * tiny if centers else np.zeros_like(mean)
+    # Means of blocks are float64 for float32, but no wider than the compute type for float64.
+    e_merged = 8 * u * np.abs(mean) * deviation if a.wide else 0
+    e_variance = 2 * sum_u * variance + e_merged + np.square(e_mean) + 4 * tiny
+    e_rstd = rstd * (0.5 * e_variance * np.square(rstd) + 3 * u)
+
+    weight, bias = by_unit(case, weight), by_unit(case, bias)
+    normalized = (x - mean) * rstd
+    e_normalized = (
+        e_mean * rstd + np.abs(x - mean) * e_rstd + 2 * u * np.abs(normalized) + tiny * rstd
+    )
+    cast, e_cast = after_casting(case, normalized, e_normalized)
+    scaled = cast * weight
+    y = scaled + bias
+    e_y = np.abs(weight) * e_cast + 3 * u * np.abs(scaled) + u * np.abs(bias) + tiny
+    if case["activation"] == "silu":
+        z, y = y, y * sigmoid(y)
+        e_y = 1.1 * e_y + (8 + np.abs(z)) * u * np.abs(y) + 2.0**-126
+    return {"y": (y, e_y), "mean": (mean[:, 0], e_mean[:, 0]), "rstd": (rstd[:, 0], e_rstd[:, 0])}
+
+
+def backward(case, x, dy, weight, bias, mean, rstd):
+    """The same for gradients, from the statistics that a forward call has saved."""
+    a = arithmetic_of(case, "backward")
+    u, tiny = a.u, a.tiny
+    centers = case.op != "rms_norm"
+    size, sum_u = case.unit_size, a.sum_error(case.unit_size)
+    mean, rstd = mean[:, None], rstd[:, None]
+    weight, bias = by_unit(case, weight), by_unit(case, bias)
+    normalized = (x - mean) * rstd
+    e_normalized = 3 * u * np.abs(normalized) + u * np.abs(mean) * rstd + tiny * rstd
+    cast, e_cast = after_casting(case, normalized, e_normalized)
+    dz, e_dz = dy, np.zeros_like(dy)
+    if case["activation"] == "silu":
+        scaled = cast * weight
+        z = scaled + bias
+        e_z = np.abs(weight) * e_cast + 3 * u * np.abs(scaled) + u * np.abs(bias)
+        s = sigmoid(z)
+        dz = dy * s * (1 + z * (1 - s))
+        e_dz = np.abs(dy) * (0.5 * e_z + 8 * u) + u * np.abs(dz)
+    g = dz * weight
+    e_g = np.abs(weight) * e_dz + 2 * u * np.abs(g) + tiny
+
+    def unit_mean(elements):
+        return elements.sum(1, keepdims=True) / size
+
+    level, e_level = np.zeros_like(mean), np.zeros_like(mean)
+    if centers:
+        level = unit_mean(g)
+        e_level = sum_u * unit_mean(np.abs(g)) + unit_mean(e_g) + tiny
+    slope = unit_mean(g * normalized)
+    e_terms = e_g * np.abs(normalized) + np.abs(g) * e_normalized
+    e_slope = sum_u * unit_mean(np.abs(g * normalized)) + unit_mean(e_terms) + tiny
+    dx = rstd * (g - level - normalized * slope)
+    e_parts = e_g + e_level + np.abs(normalized) * e_slope + np.abs(slope) * e_normalized
+    e_last = 4 * u * (np.abs(g) + np.abs(level) + np.abs(normalized * slope))
+
+    column_u = a.sum_error(x.size / max(case.parameters, 1))
+
+    def summed(terms, e_terms):
+        e_sum = by_parameter(case, e_terms + tiny) + column_u * by_parameter(case, np.abs(terms))
+        return by_parameter(case, terms), e_sum
+
+    return {
+        "dx": (dx, rstd * (e_parts + e_last) + tiny),
+        "dweight": summed(dz * cast, np.abs(cast) * e_dz + np.abs(dz) * e_cast),
+        "dbias": summed(dz, e_dz),
+    }

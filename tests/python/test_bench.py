@@ -1,0 +1,525 @@
+"""`python -m evenkeel bench` on tiny shapes: what it prints, writes and draws, and what it says when something is off.
+
+No time is judged here: only that there is one, and that everything that is made of it fits together.
+"""
+
+import csv
+import importlib
+import json
+import pathlib
+import re
+import sys
+import types
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import run
+
+import evenkeel.__main__
+from evenkeel.bench import (
+    contenders,
+    lines,
+    measure,
+    plots,
+    report,
+    steps,
+    surgery,
+    tensors,
+    timing,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMITTED = ROOT / "benchmarks" / "results" / "gpu-h200-2026-11-15.csv"
+CPU = torch.device("cpu")
+EVERY_KIND = [
+    lines.Line("layer_norm", "f32", (8, 48)),
+    lines.Line("layer_norm", "f32", (8, 48), activation="silu"),
+    lines.Line("rms_norm", "bf16", (8, 48)),
+    lines.Line("layer_norm", lines.MIXED, (8, 48)),
+    lines.Line("group_norm", "f32", (2, 64, 3, 5), "nchw"),
+    lines.Line("group_norm", "f32", (2, 64, 3, 5), "nhwc", "silu"),
+]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """Figures need not be good here."""
+    monkeypatch.setattr(timing, "QUICK", timing.Effort(timings=1, seconds=0.01))
+    monkeypatch.setattr(timing, "HOST_CALLS", 50)
+    monkeypatch.setattr(measure, "PAUSE", 0)
+    monkeypatch.setattr(measure, "keep_pages", lambda: None)  # it is for good
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def bench(capsys):
+    """Runs the command; gives its exit code, stdout and stderr."""
+
+    def run(*arguments):
+        try:
+            code = evenkeel.__main__.main(["bench", "--device", "cpu", "--quick", *arguments])
+        except SystemExit as end:
+            code = end.code
+        return types.SimpleNamespace(code=code, **capsys.readouterr()._asdict())
+
+    return run
+
+
+def read_csv(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def label(line):
+    return line.label.replace(" ", "_")
+
+
+def test_table_csv_json_and_pictures(bench, tmp_path):
+    result = bench(
+        *("layer_norm", "--shape", "8x64", "--shape", "4,32", "--contenders", "evenkeel,torch"),
+        *("--csv", str(tmp_path / "b.csv"), "--json", str(tmp_path / "b.json")),
+        *("--plot", str(tmp_path / "plots"), "--commit", "abc"),
+    )
+    assert result.code == 0, result.err
+    rows = read_csv(tmp_path / "b.csv")
+    keys = [(row["shape"], row["pass"], row["library"]) for row in rows]
+    assert keys == [
+        (shape, pass_, name)
+        for shape in ("8x64", "4x32")
+        for pass_ in ("forward", "backward")
+        for name in ("evenkeel", "torch")
+    ]
+    printed = [float(number) for number in re.findall(r"\d+\.\d", result.out)]
+    for row in rows:
+        time_, ceiling = float(row["time_us"]), float(row["ceiling_us"])
+        moved = {"forward": 2, "backward": 3}[row["pass"]] * {"8x64": 2048, "4x32": 512}[
+            row["shape"]
+        ]
+        assert float(row["of_limit"]) == pytest.approx(ceiling / time_, abs=0.02, rel=0.02)
+        assert float(row["gb_per_s"]) == pytest.approx(moved / time_ / 1e3, abs=0.6)
+        assert row["commit"] == "abc"
+        assert row["dtype"] == "f32"
+        assert min(abs(number - time_) for number in printed) < 0.06
+
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert [figure["time_us"] for figure in found["figures"]] == [float(r["time_us"]) for r in rows]
+    assert found["torch"] == torch.__version__
+    assert not found["missing"]
+
+    for pass_ in ("forward", "backward"):
+        picture = tmp_path / "plots" / f"layer_norm-{pass_}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        drawing = ElementTree.parse(picture.with_suffix(".svg")).getroot()
+        texts = " ".join(drawing.itertext())
+        for word in ("evenkeel", "torch", "8x64 f32", "share of the limit"):
+            assert word in texts
+    assert "evenkeel leads in" in result.out
+
+
+def test_csv_is_what_the_tables_are_made_from(bench, tmp_path, monkeypatch):
+    path = tmp_path / "gpu-here.csv"
+    result = bench("group_norm", "--shape", "2x32x4x4", "--activation", "silu", "--csv", str(path))
+    assert result.code == 0, result.err
+    with COMMITTED.open() as file:
+        assert path.read_text().splitlines()[0] == next(file).strip()
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    text = importlib.import_module("table").gpu_markdown(path)
+    for layout in lines.LAYOUTS:
+        assert f"| group_norm 2x32x4x4 {layout} silu f32 backward |" in text
+    assert "of 4 lines" in text
+
+
+def test_all_norms_take_the_shapes_that_suit_them(bench, tmp_path):
+    path = tmp_path / "b.csv"
+    result = bench(
+        *"--shape 4x32 --shape 1x32x2x2 --pass forward --contenders evenkeel --csv".split(),
+        str(path),
+    )
+    assert result.code == 0, result.err
+    found = {(row["op"], row["shape"], row["pass"]) for row in read_csv(path)}
+    assert found == {
+        ("layer_norm", "4x32", "forward"),
+        ("rms_norm", "4x32", "forward"),
+        ("group_norm", "1x32x2x2 nchw", "forward"),
+        ("group_norm", "1x32x2x2 nhwc", "forward"),
+    }
+
+
+def test_dtype_of_preset_lines_is_replaced(bench, tmp_path, monkeypatch):
+    small = lines.Preset("small", tuple(lines.rows("rms_norm", "f32", "4x32")))
+    monkeypatch.setitem(lines.PRESETS, "cpu", small)
+    path = tmp_path / "b.csv"
+    assert bench("rms_norm", "--dtype", "bf16", "--csv", str(path)).code == 0
+    assert {row["dtype"] for row in read_csv(path)} == {"bf16"}
+
+
+def test_tutorial_is_the_tutorials_benchmark():
+    preset = lines.PRESETS["triton-tutorial"]
+    assert [line.cols for line in preset.lines] == list(range(1024, 15873, 512))
+    assert {(line.op, line.rows, line.dtype) for line in preset.lines} == {
+        ("layer_norm", 4096, "f16")
+    }
+    assert preset.passes == ("backward",)
+    # 3 tensors of 4096 x 1024 x 2 bytes in 20 microseconds.
+    assert preset.lines[0].gb_per_s("backward", 20) == pytest.approx(1258.2912)
+
+
+def test_tutorial_on_a_cpu_says_so(bench, tmp_path, monkeypatch):
+    short = tuple(lines.rows("layer_norm", "f16", "8x32 8x64 8x96"))
+    monkeypatch.setitem(lines.PRESETS, lines.TUTORIAL, lines.Preset("", short, ("backward",)))
+    result = bench(
+        "--preset", "triton-tutorial", "--plot", str(tmp_path), "--csv", str(tmp_path / "b.csv")
+    )
+    assert result.code == 0, result.err
+    assert "on the CPU in f32" in result.out
+    rows = read_csv(tmp_path / "b.csv")
+    assert {(row["pass"], row["dtype"]) for row in rows} == {("backward", "f32")}
+    head = next(line for line in result.out.splitlines() if line.split()[:1] == ["N"])
+    assert head.split() == ["N", "evenkeel", "torch", "limit"]
+    texts = " ".join(ElementTree.parse(tmp_path / "layer_norm-backward.svg").getroot().itertext())
+    assert "GB/s" in texts
+    assert "N, the length of a row" in texts
+
+
+def test_peers_are_the_committed_lines_and_the_group_norms():
+    found = {(line.op, line.where, line.dtype) for line in lines.PRESETS["peers"].lines}
+    committed = {
+        (row["op"], row["shape"], row["dtype"])
+        for row in read_csv(COMMITTED)
+        if not row["pass"].startswith("host")
+    }
+    assert committed <= found
+    groups = {key for key in found if key[0] == "group_norm"}
+    assert len(groups) == 5 * 4
+    assert ("group_norm", "1x128x512x512 nhwc silu", "f16") in groups
+
+
+def test_host_preset_counts_eager_calls(bench, tmp_path):
+    path = tmp_path / "b.csv"
+    result = bench("--preset", "host", "--csv", str(path))
+    assert result.code == 0, result.err
+    rows = read_csv(path)
+    assert {row["pass"] for row in rows} == {"host forward", "host forward+backward"}
+    assert {row["library"] for row in rows} == {"evenkeel", "torch"}
+    assert all(row["ceiling_us"] == "" for row in rows)
+
+
+def test_wrong_result_is_shown_as_wrong(bench, monkeypatch, tmp_path):
+    doubled = contenders.ThroughAutograd(
+        lambda x, weight, bias: 2 * F.layer_norm(x, (32,), weight, bias)
+    )
+    monkeypatch.setitem(contenders.MAKERS, "torch", lambda line: doubled)
+    path = tmp_path / "b.json"
+    result = bench(
+        "layer_norm", "--shape", "4x32", "--contenders", "evenkeel,torch", "--json", str(path)
+    )
+    assert result.code == 0  # a rival's mistake is not ours
+    assert "torch: y is off by" in result.err
+    found = json.loads(path.read_text())
+    assert {figure["library"] for figure in found["figures"]} == {"evenkeel"}
+    assert [(m["library"], m["shown"]) for m in found["missing"]] == [("torch", "wrong")] * 2
+    assert any(line.split()[:2] == ["torch", "wrong"] for line in result.out.splitlines())
+
+
+def test_wrong_result_of_ours_fails(bench, monkeypatch):
+    shifted = contenders.ThroughAutograd(
+        lambda x, weight: F.rms_norm(x, (32,), weight, lines.EPS) * 1.001
+    )
+    monkeypatch.setitem(contenders.MAKERS, "evenkeel", lambda line: shifted)
+    result = bench("rms_norm", "--shape", "4x32", "--contenders", "evenkeel,torch")
+    assert result.code == 1
+    assert "evenkeel: y is off by 1.0e-03, allowed is 1e-04" in result.err
+
+
+def test_contender_that_fails_leaves_the_others_alone(bench, monkeypatch):
+    def make(line):
+        raise RuntimeError("no kernel today")
+
+    monkeypatch.setitem(contenders.MAKERS, "torch", make)
+    result = bench("layer_norm", "--shape", "4x32", "--contenders", "torch,evenkeel")
+    assert result.code == 0
+    assert "layer_norm 4x32 f32 forward: torch: RuntimeError: no kernel today" in result.err
+    assert any(line.split()[:2] == ["torch", "-"] for line in result.out.splitlines())
+
+
+def test_missing_contender_is_named(bench):
+    result = bench("rms_norm", "--shape", "4x32", "--contenders", "evenkeel,liger")
+    assert result.code == 0
+    assert "liger: for GPUs only" in result.err
+    result = bench("rms_norm", "--shape", "4x32", "--pass", "forward")
+    assert "not compared: triton (tutorial's design), Apex" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("batch_norm", ["batch_norm", "layer_norm", "surgery"]),
+        ("--preset fast", ["--preset", "fast", "triton-tutorial", "peers"]),
+        ("--dtype f8", ["--dtype", "f8", "bf16/f32w"]),
+        ("--contenders evenkeel,onednn", ["--contenders", "onednn", "flash-attn"]),
+        ("--shape 4096", ["shape 4096", "rows x columns"]),
+        ("--shape 4ox96", ["--shape", "4ox96", "4096x1024"]),
+        ("layer_norm --shape 0x96", ["shape 0x96", "rows x columns"]),
+        ("group_norm --shape 2x30x4x4", ["shape 2x30x4x4", "multiple of 32"]),
+        ("rms_norm --layout nhwc", ["--layout", "group_norm", "rms_norm"]),
+        ("rms_norm --preset triton-tutorial", ["no rms_norm"]),
+        ("--preset peers --shape 4x4", ["--shape", "--preset"]),
+        ("--preset host --pass forward", ["--pass forward", "host forward"]),
+        ("surgery --shape 4x4", ["--shape", "surgery"]),
+        ("surgery --dtype f64", ["--dtype f64", "bf16"]),
+    ],
+)
+def test_bad_arguments_name_what_is_allowed(bench, arguments, words):
+    result = bench(*arguments.split())
+    assert result.code == 2
+    for word in words:
+        assert word in result.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_absent_gpu_is_named(capsys):
+    with pytest.raises(SystemExit):
+        evenkeel.__main__.main(["bench", "--device", "cuda"])
+    assert "--device cuda: torch finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["rich", "matplotlib"])
+def test_missing_package_names_the_extra(tmp_path, package):
+    program = f"""
+import sys
+sys.modules[{package!r}] = None  # as if it were not installed
+import evenkeel.__main__
+sys.exit(evenkeel.__main__.main(["bench", "--plot", {str(tmp_path)!r}, "--shape", "4x4"]))
+"""
+    result = run("-c", program)
+    assert result.returncode in (1, 2)
+    assert package in result.stderr
+    assert "evenkeel[bench]" in result.stderr
+
+
+def torch_results(line, s):
+    norm = contenders.torch_norm(line)
+    inputs = [v.detach().double().requires_grad_() for v in s.inputs]
+    y = norm(*inputs)
+    return {"forward": (y,), "backward": torch.autograd.grad(y, inputs, s.dy.double())}
+
+
+@pytest.mark.parametrize("line", EVERY_KIND, ids=label)
+def test_reference_is_the_norm(line, monkeypatch):
+    monkeypatch.setattr(tensors, "REFERENCE_ELEMENTS", 3 * line.parameters)  # in several parts
+    s = tensors.make_set(line, CPU)
+    expected = torch_results(line, s)
+    found = tensors.reference(line, s)
+    for pass_, wanted in expected.items():
+        for result, each in zip(found[pass_], wanted, strict=True):
+            torch.testing.assert_close(result.double(), each, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("line", EVERY_KIND, ids=label)
+def test_every_contender_of_a_cpu_is_right(line):
+    s = tensors.make_set(line, CPU)
+    expected = tensors.reference(line, s)
+    for name in ("evenkeel", "torch"):
+        contender = contenders.MAKERS[name](line)
+        tensors.check(name == "evenkeel", line, contender.forward(s), expected["forward"])
+        gradients = contender.backward(s, contender.keep(s))
+        tensors.check(name == "evenkeel", line, gradients, expected["backward"])
+
+
+@pytest.mark.parametrize("line", [EVERY_KIND[0], EVERY_KIND[4]], ids=label)
+def test_torchs_operators_are_right(line, monkeypatch):
+    monkeypatch.setattr(contenders.Torch, "has_operators", lambda self, s: self.operators)
+    s = tensors.make_set(line, CPU)
+    contender = contenders.Torch(line)
+    gradients = contender.backward(s, contender.keep(s))
+    assert gradients[0].grad_fn is None
+    tensors.check(True, line, gradients, tensors.reference(line, s)["backward"])
+
+
+def test_sets_exceed_the_caches_and_keep_the_layout():
+    line = EVERY_KIND[5]
+    sets = tensors.make_sets(line, CPU, total_bytes=10 * line.x_bytes)
+    assert len(sets) == 10
+    assert len(tensors.make_sets(line, CPU, total_bytes=1)) == tensors.MIN_SETS
+    for tensor in (sets[0].x, sets[0].dy):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.equal(sets[0].x, sets[1].x)
+
+
+def test_graphs_time_all_sets_and_name_failures(monkeypatch):
+    monkeypatch.setattr(timing, "graph_time", lambda calls, timings: float(sum(c() for c in calls)))
+    failures = {}
+
+    def broken():
+        raise RuntimeError("lost")
+
+    prepared = {"a": lambda: [lambda: 1, lambda: 2], "b": broken}
+    times = timing.times_by_graphs(prepared, timing.QUICK, failures.__setitem__)
+    assert times == {"a": 3.0}
+    assert str(failures["b"]) == "lost"
+
+
+def fake(monkeypatch, name, **content):
+    """An importable module; its parents are packages."""
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        path = ".".join(parts[:i])
+        module = sys.modules.get(path) or types.ModuleType(path)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, path, module)
+        if i > 1:
+            monkeypatch.setattr(
+                sys.modules[".".join(parts[: i - 1])], parts[i - 1], module, raising=False
+            )
+    for key, value in content.items():
+        monkeypatch.setattr(sys.modules[name], key, value, raising=False)
+
+
+class FakeGroupNorm(torch.nn.GroupNorm):
+    SUPPORTED_CHANNELS = frozenset([64])
+
+    def __init__(self, groups, channels, eps=1e-5, affine=True, act=""):
+        super().__init__(groups, channels, eps)
+        self.act = act
+
+    def forward(self, x):
+        y = super().forward(x)
+        return F.silu(y) if self.act else y
+
+
+@pytest.fixture
+def rivals(monkeypatch):
+    """The rivals' public functions and classes, in torch."""
+
+    def layer_norm(x, weight, bias, eps):
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def rms_norm(x, weight, bias=None, eps=1e-6, in_place=True):
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    norms = {"FusedLayerNorm": torch.nn.LayerNorm, "FusedRMSNorm": torch.nn.RMSNorm}
+    fake(monkeypatch, "apex.normalization", **norms)
+    fake(monkeypatch, "apex.contrib.layer_norm", FastLayerNorm=torch.nn.LayerNorm)
+    fake(monkeypatch, "apex.contrib.group_norm", GroupNorm=FakeGroupNorm)
+    functions = {
+        "liger_layer_norm": layer_norm,
+        "liger_rms_norm": lambda x, weight, eps, in_place: rms_norm(x, weight, eps=eps),
+    }
+    fake(monkeypatch, "liger_kernel.transformers.functional", **functions)
+    fake(monkeypatch, "quack", rmsnorm=rms_norm)
+    functions = {"layer_norm_fn": layer_norm, "rms_norm_fn": rms_norm}
+    fake(monkeypatch, "flash_attn.ops.triton.layer_norm", **functions)
+
+
+OFFERED = {
+    "apex": {"layer_norm", "rms_norm", "group_norm"},
+    "apex-fast": {"layer_norm"},
+    "liger": {"layer_norm", "rms_norm"},
+    "quack": {"rms_norm"},
+    "flash-attn": {"layer_norm", "rms_norm"},
+}
+
+
+@pytest.mark.usefixtures("rivals")
+@pytest.mark.parametrize("name", OFFERED)
+def test_rivals_are_called_as_they_are_documented(name, monkeypatch):
+    monkeypatch.setattr(contenders, "APEX_FAST_COLS", {48})
+    found = set()
+    for line in EVERY_KIND:
+        try:
+            contender = contenders.MAKERS[name](line)
+        except contenders.NotOfferedError:
+            continue
+        if line.mixed:  # torch, which stands in here, does not mix
+            continue
+        s = tensors.make_set(line, CPU)
+        expected = tensors.reference(line, s)
+        tensors.check(False, line, contender.forward(s), expected["forward"])
+        gradients = contender.backward(s, contender.keep(s))
+        tensors.check(False, line, gradients, expected["backward"])
+        found.add(line.op)
+    assert found == OFFERED[name]
+
+
+@pytest.mark.usefixtures("rivals")
+def test_apex_is_not_asked_for_what_would_end_the_process():
+    for name, line in (("apex-fast", EVERY_KIND[0]), ("apex", EVERY_KIND[4])):
+        with pytest.raises(contenders.NotOfferedError):
+            contenders.MAKERS[name](line)
+
+
+def test_every_contender_has_a_title_a_maker_and_a_colour():
+    assert contenders.TITLES.keys() == contenders.MAKERS.keys()
+    assert contenders.TITLES.keys() <= plots.COLORS.keys()
+    assert len(set(plots.COLORS.values())) == len(plots.COLORS)
+    assert plots.COLORS["evenkeel"] == "#0f766e"
+
+
+def test_pictures_show_who_took_part(tmp_path):
+    line = EVERY_KIND[2]
+    times = {"evenkeel": 2.0, "torch": "wrong", "triton": "-"}
+    result = timing.Result(line, "forward", 1.0, times, {})
+    plots.draw([result], list(times), tmp_path, "here")
+    texts = " ".join(ElementTree.parse(tmp_path / "rms_norm-forward.svg").getroot().itertext())
+    for word in ("evenkeel", "0.50", "torch", "wrong", "here"):
+        assert word in texts
+    assert "triton" not in texts
+    nobody = result._replace(times=dict.fromkeys(times, "-"))
+    assert plots.draw([nobody], list(times), tmp_path / "none", "here") == []
+
+
+def test_surgery_compares_steps(bench, tmp_path, monkeypatch):
+    sizes = {"texts": 2, "length": 8, "layers": 1, "width": 32, "heads": 2}
+    monkeypatch.setattr(surgery, "CPU_GPT", sizes)
+    monkeypatch.setattr(surgery, "CPU_IMAGE", (2, 32, 4, 4))
+    monkeypatch.setattr(surgery, "CPU_BLOCKS", 2)
+    monkeypatch.setattr(surgery, "QUICK_ROUNDS", 1)
+    path = tmp_path / "b.csv"
+    result = bench(
+        "surgery", "--csv", str(path), "--json", str(tmp_path / "b.json"), "--plot", str(tmp_path)
+    )
+    assert result.code == 0, result.err
+    rows = read_csv(path)
+    assert len(rows) == surgery.COUNT * len(steps.VARIANTS)
+    assert [row["variant"] for row in rows[:3]] == list(steps.VARIANTS)
+    found = json.loads((tmp_path / "b.json").read_text())["steps"]
+    assert [step["batch"] for step in found] == ["2x8", "2x32x4x4", "2x32x4x4"]
+    for step in found:
+        assert step["fused"]["loss"] == pytest.approx(step["native"]["loss"], rel=1e-3)
+        assert step["none"]["loss"] != pytest.approx(step["native"]["loss"], rel=1e-3)
+    assert (tmp_path / "surgery.png").exists()
+
+
+def test_without_norms_the_activation_stays():
+    model, _ = surgery.models.conv_net((1, 32, 4, 4), CPU, 1, "nhwc")
+    body = model.blocks[0].body
+    with steps.surgery(model, "none"):
+        assert [type(part) for part in body][1:] == [steps.PassOn, torch.nn.SiLU]
+    with steps.surgery(model, "fused"):
+        assert type(body[1]).__name__ == "GroupNormSiLU"
+    assert [type(part) for part in body][1:] == [torch.nn.GroupNorm, torch.nn.SiLU]
+
+
+def test_loss_that_surgery_changes_is_no_figure(monkeypatch, capsys):
+    model, image = surgery.models.conv_net((1, 32, 4, 4), CPU, 1, "nchw")
+    monkeypatch.setattr(steps, "TOLERANCE", -1.0)
+    training = steps.Training(model, lambda model: model(image), CPU, None)
+    figures = steps.measure("net", training, 1, compiled=False)
+    assert set(figures) == {"native", "none"}
+    assert "fused: the loss is off by" in capsys.readouterr().err
+
+
+def test_report_keeps_what_a_line_could_not_give():
+    line = EVERY_KIND[0]
+    result = timing.Result(line, "forward", None, {"evenkeel": "-"}, {})
+    shared = report.constants(CPU, "abc")
+    found = report.Report(shared, ["evenkeel"])
+    found.add(result)
+    found.print_table()
+    assert not found.fine()
+    assert list(found.csv_rows(result)) == []
