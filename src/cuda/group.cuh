@@ -370,28 +370,30 @@ struct Item {
   }
 };
 
-// Whether all chunks of the unit have told their sums, this one as the last.
+// Whether all chunks of the unit have told their sums, this one as the last. One thread's fence is
+// enough for what all wrote before the barrier, or will read after it.
 __device__ inline bool is_last(GroupCounters& counters, int chunks) {
-  __threadfence();
   __syncthreads();
   bool last = false;
-  if (threadIdx.x == 0) last = atomicAdd(&counters.arrived, 1) + 1 == static_cast<unsigned>(chunks);
-  last = __syncthreads_or(last);
-  if (last) __threadfence();
-  return last;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(&counters.arrived, 1) + 1 == static_cast<unsigned>(chunks);
+    __threadfence();
+  }
+  return __syncthreads_or(last);
 }
-// All threads' stores before it are visible to whoever has seen it.
 __device__ inline void announce(GroupCounters& counters) {
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) atomicExch(&counters.ready, 1);
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  atomicExch(&counters.ready, 1);
 }
 __device__ inline void wait_for(GroupCounters& counters) {
   if (threadIdx.x == 0) {
     while (*static_cast<volatile unsigned*>(&counters.ready) == 0) __nanosleep(64);
+    __threadfence();
   }
   __syncthreads();
-  __threadfence();
 }
 
 // Both passes: the chunk's sums, then those of groups, then the results. `pass` knows what they are:

@@ -206,7 +206,7 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
 
 // Chunks that are read for their sums before the first one is read again: those of whole units, and
 // enough to keep the chip busy while the last sums of a unit are made.
-inline constexpr int kLagBlocks = 4;  // a multiprocessor
+inline constexpr int kLagBlocks = 8;  // a multiprocessor
 constexpr int64_t group_lag(int64_t units, int64_t chunks, const Chip& chip) {
   const int64_t wanted = ceil_div(int64_t{chip.multiprocessors} * kLagBlocks, chunks);
   return std::min(std::max<int64_t>(wanted, 1), units) * chunks;
