@@ -97,12 +97,12 @@ struct Divisor {
   }
   EVENKEEL_DEVICE uint32_t quotient(uint32_t n) const {
 #if defined(__CUDA_ARCH__)
-    return (__umulhi(n, multiplier) + n) >> shift;
+    const uint32_t high = __umulhi(n, multiplier);
 #else
-    return n / value;
+    const auto high = static_cast<uint32_t>(uint64_t{n} * multiplier >> 32);
 #endif
+    return (high + n) >> shift;
   }
-  EVENKEEL_DEVICE uint32_t remainder(uint32_t n) const { return n - quotient(n) * value; }
 };
 
 // How a group norm is split (group_tuning.h).

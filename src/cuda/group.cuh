@@ -168,6 +168,23 @@ struct Held {
   }
 };
 
+// The same for a tensor that is read again for every use.
+template <typename Access>
+struct Reread {
+  const char* data;
+  int64_t step;
+
+  template <typename Place>
+  __device__ void load(const GroupShape& s, const DeviceTensor& tensor, const Unit& unit,
+                       const Place& place, char*) {
+    constexpr int64_t kSize = sizeof(typename Access::Raw) / Access::kWidth;
+    data = tensor.data + place.offset(s, tensor, unit) * kSize;
+    step = Place::step(s, tensor) * kSize;
+  }
+  __device__ typename Access::Raw get(int v) const { return Access::load(data + v * step); }
+  __device__ void forget() {}
+};
+
 // The sums of slots, in shared memory: those of a line, or of each segment of a channel's rows.
 template <bool kLast, typename C>
 struct SlotSums {

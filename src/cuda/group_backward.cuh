@@ -31,7 +31,7 @@ struct GradientSums {
   }
 };
 
-template <typename X, typename D, typename C, int W, bool kLast, bool kKeeps>
+template <typename X, typename D, typename C, int W, bool kLast, bool kKeeps, bool kRereads>
 struct GroupBackward {
   static constexpr int kVectors = group_vectors(true, W, sizeof(X));
   using Compute = C;
@@ -46,7 +46,7 @@ struct GroupBackward {
   // dx.
   Table<group_numbers(true), kChannels, C> table;
   Held<In, kVectors, kKeeps> held_x;
-  Held<InDy, kVectors, kKeeps> held_dy;
+  std::conditional_t<kRereads, Reread<InDy>, Held<InDy, kVectors, kKeeps>> held_dy;
 
   __device__ void load(const Unit& unit, const Place& place, char* kept) {
     held_x.load(a.shape, a.x, unit, place, kept);
@@ -156,10 +156,11 @@ struct GroupBackward {
   }
 };
 
-template <typename X, typename D, typename C, int W, bool kLast, bool kKeeps>
+// kRereads: only x is kept.
+template <typename X, typename D, typename C, int W, bool kLast, bool kKeeps, bool kRereads>
 __global__ void __launch_bounds__(group_threads(kKeeps), group_blocks(true, kKeeps))
     group_backward(const __grid_constant__ GroupBackwardArguments a) {
-  GroupBackward<X, D, C, W, kLast, kKeeps> pass{a};
+  GroupBackward<X, D, C, W, kLast, kKeeps, kRereads> pass{a};
   run_group<kKeeps, kLast>(pass, a.shape, a.scratch);
 }
 

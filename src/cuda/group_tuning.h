@@ -48,14 +48,13 @@ struct GroupProblem {
   bool aligned;
   int x_size;  // bytes of an element
   int size;    // of a number in arithmetic
-
-  constexpr int tensors() const { return backward ? 2 : 1; }  // that are read
 };
 
 struct GroupTile {
-  bool keeps = false;  // clusters hold units
-  int vector = 1;      // elements that are loaded at once
-  int vectors = 0;     // of each tensor and thread
+  bool keeps = false;    // clusters hold units
+  bool rereads = false;  // but not their dy, which is read twice
+  int vector = 1;        // elements that are loaded at once
+  int vectors = 0;       // of each tensor and thread
   int threads = 0;
   int64_t span = 0;   // channels of a unit
   int64_t piece = 0;  // pixels of a piece
@@ -75,7 +74,8 @@ inline constexpr int kGroupResults = 3;
 
 // What a block keeps of its unit: vectors of 16 bytes.
 constexpr int64_t kept_bytes(const GroupProblem& p, const GroupTile& t) {
-  return t.keeps ? int64_t{16} * p.tensors() * t.vectors * t.threads : 0;
+  const int tensors = p.backward && !t.rereads ? 2 : 1;
+  return t.keeps ? int64_t{16} * tensors * t.vectors * t.threads : 0;
 }
 
 // What blocks of a cluster send each other: a barrier, and parts of groups.
@@ -167,19 +167,23 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
   if (p.aligned) {
     const int vector = group_vector(p.channels_last, true, p.x_size);
     const int64_t base = std::lcm(int64_t{vector}, p.per_group);
-    // Pairs of blocks; then the smallest clusters; then wide chunks.
-    for (const bool pairs : {true, false}) {
+    // Pairs of blocks that keep all; then the smallest clusters; then wide chunks.
+    constexpr struct {
+      bool pairs, rereads;
+    } kWays[] = {{true, false}, {true, true}, {false, false}, {false, true}};
+    for (const auto& way : kWays) {
+      if (!p.backward && (way.rereads || !way.pairs)) continue;  // to read x twice is faster
+      const int64_t threads = way.pairs ? kKeptThreads : kGroupThreads;
       for (int cluster = 1; cluster <= chip.cluster_limit; cluster *= 2) {
         for (int64_t tile = tile_of(vector, kTileBytes); tile > 0; tile -= base) {
           if (p.channels_last && tile < p.channels &&
               (tile * p.x_size < kLeastTileBytes || tile * p.x_size % kSectorBytes != 0))
             continue;
-          GroupTile t{.keeps = true, .vector = vector};
-          const int64_t threads = pairs ? kKeptThreads : kGroupThreads;
+          GroupTile t{.keeps = true, .rereads = way.rereads, .vector = vector};
           if (!(p.channels_last ? split_rows(p, tile, tile, threads, cluster, t)
                                 : split_lines(p, threads, cluster, t)))
             continue;
-          if (group_shared(p, t) <= (pairs ? half_of(chip) : chip.shared_bytes)) return t;
+          if (group_shared(p, t) <= (way.pairs ? half_of(chip) : chip.shared_bytes)) return t;
           if (!p.channels_last) break;
         }
       }
@@ -196,6 +200,8 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
   const int64_t widest = int64_t{32} * t.vector;
   int64_t tile = tile_of(t.vector, kTileBytes);
   if (tile * p.spatial * p.x_size > kUnitBytes) tile = tile_of(t.vector, kLeastTileBytes);
+  const int64_t base = std::lcm(int64_t{t.vector}, p.per_group);
+  if (base <= widest) tile = std::min(tile, widest / base * base);
   if (tile <= widest) {
     split_rows(p, tile, tile, threads, 0, t);
   } else {
@@ -206,9 +212,9 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
 
 // Chunks that are read for their sums before the first one is read again: those of whole units, and
 // enough to keep the chip busy while the last sums of a unit are made.
-inline constexpr int kLagBlocks = 8;  // a multiprocessor
-constexpr int64_t group_lag(int64_t units, int64_t chunks, const Chip& chip) {
-  const int64_t wanted = ceil_div(int64_t{chip.multiprocessors} * kLagBlocks, chunks);
+constexpr int64_t group_lag(int64_t units, int64_t chunks, bool channels_last, const Chip& chip) {
+  const int of_multiprocessor = channels_last ? 8 : 2;
+  const int64_t wanted = ceil_div(int64_t{chip.multiprocessors} * of_multiprocessor, chunks);
   return std::min(std::max<int64_t>(wanted, 1), units) * chunks;
 }
 

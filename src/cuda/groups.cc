@@ -101,7 +101,7 @@ ek_status forward(const Call& call, const GroupPlan& plan) {
                                   .stats = call.stats,
                                   .shape = shape_of(call, plan),
                                   .scratch = scratch_of(call, plan)};
-  Kernel& kernel = kernels_for(call, plan).forward(is_last(call), plan.aligned, plan.tile.keeps);
+  Kernel& kernel = kernels_for(call, plan).forward(is_last(call), plan.tile);
   return launch_main(call, plan, kernel, true, arguments.scratch, &arguments);
 }
 
@@ -117,7 +117,7 @@ ek_status backward(const Call& call, const GroupPlan& plan) {
                                    .shape = shape_of(call, plan),
                                    .scratch = scratch_of(call, plan)};
   if (call.outer > 0) {
-    Kernel& kernel = kernels.backward(is_last(call), plan.aligned, plan.tile.keeps);
+    Kernel& kernel = kernels.backward(is_last(call), plan.tile);
     const ek_status status =
         launch_main(call, plan, kernel, call.dx.data != nullptr, arguments.scratch, &arguments);
     if (status != EK_OK) return status;
@@ -153,7 +153,8 @@ void describe_groups(const Call& call, Note& note) {
   const GroupTile& tile = plan.tile;
   char held[64];
   if (tile.keeps) {
-    std::snprintf(held, sizeof held, "held by clusters of %d", tile.chunks);
+    std::snprintf(held, sizeof held, "held by clusters of %d%s", tile.chunks,
+                  tile.rereads ? ", dy read twice" : "");
   } else {
     std::snprintf(held, sizeof held, "in %d chunks that are read twice", tile.chunks);
   }

@@ -16,37 +16,41 @@ struct Groups {
   template <bool kLast, bool kKeeps>
   static constexpr int kVector = group_vector(kLast, kKeeps, sizeof(X));
 
-  template <int W, bool kLast, bool kKeeps>
+  template <bool kLast, bool kKeeps>
   static Kernel& forward() {
-    return kernel<group_forward<X, X, C, W, kLast, kKeeps>>("group_forward", SharedMemory::kRing);
+    return kernel<group_forward<X, X, C, kVector<kLast, kKeeps>, kLast, kKeeps>>(
+        "group_forward", SharedMemory::kRing);
   }
-  template <int W, bool kLast, bool kKeeps>
+  template <bool kLast, bool kKeeps, bool kRereads = false>
   static Kernel& backward() {
-    return kernel<group_backward<X, X, C, W, kLast, kKeeps>>("group_backward", SharedMemory::kRing);
+    return kernel<group_backward<X, X, C, kVector<kLast, kKeeps>, kLast, kKeeps, kRereads>>(
+        "group_backward", SharedMemory::kRing);
   }
 
   // Only vectors are kept (group_tile).
-  static Kernel& find_forward(bool last, bool aligned, bool keeps) {
+  template <bool kLast>
+  static Kernel& find_forward(const GroupTile& tile) {
     if constexpr (!std::is_same_v<X, Any>) {
-      if (keeps)
-        return last ? forward<kVector<true, true>, true, true>()
-                    : forward<kVector<false, true>, false, true>();
-      if (aligned)
-        return last ? forward<kVector<true, false>, true, false>()
-                    : forward<kVector<false, false>, false, false>();
+      if (tile.keeps) return forward<kLast, true>();
+      if (tile.vector > 1) return forward<kLast, false>();
     }
-    return last ? forward<1, true, false>() : forward<1, false, false>();
+    return kernel<group_forward<X, X, C, 1, kLast, false>>("group_forward", SharedMemory::kRing);
   }
-  static Kernel& find_backward(bool last, bool aligned, bool keeps) {
+  template <bool kLast>
+  static Kernel& find_backward(const GroupTile& tile) {
     if constexpr (!std::is_same_v<X, Any>) {
-      if (keeps)
-        return last ? backward<kVector<true, true>, true, true>()
-                    : backward<kVector<false, true>, false, true>();
-      if (aligned)
-        return last ? backward<kVector<true, false>, true, false>()
-                    : backward<kVector<false, false>, false, false>();
+      if (tile.rereads) return backward<kLast, true, true>();
+      if (tile.keeps) return backward<kLast, true>();
+      if (tile.vector > 1) return backward<kLast, false>();
     }
-    return last ? backward<1, true, false>() : backward<1, false, false>();
+    return kernel<group_backward<X, X, C, 1, kLast, false, false>>("group_backward",
+                                                                   SharedMemory::kRing);
+  }
+  static Kernel& find_forward(bool last, const GroupTile& tile) {
+    return last ? find_forward<true>(tile) : find_forward<false>(tile);
+  }
+  static Kernel& find_backward(bool last, const GroupTile& tile) {
+    return last ? find_backward<true>(tile) : find_backward<false>(tile);
   }
   static Kernel& find_clear() { return kernel<clear_counters<kClearThreads>>("clear_counters"); }
   static Kernel& find_fold() {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "cuda/tuning.h"
+#include "cuda/group_tuning.h"
 
 namespace evenkeel::cuda {
 
@@ -35,10 +35,9 @@ extern const KernelSet kF32F32, kF32F16, kF32BF16, kF16F32, kF16F16, kBF16F32, k
 // Types looked up at run time; arithmetic in float32, or in float64.
 extern const KernelSet kAnyF32, kAnyF64;
 
-// Group norm; keeps: GroupTile's.
 struct GroupKernelSet {
-  Kernel& (*forward)(bool channels_last, bool aligned, bool keeps);
-  Kernel& (*backward)(bool channels_last, bool aligned, bool keeps);
+  Kernel& (*forward)(bool channels_last, const GroupTile&);
+  Kernel& (*backward)(bool channels_last, const GroupTile&);
   Kernel& (*clear)();
   Kernel& (*fold)();
 };

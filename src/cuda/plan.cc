@@ -162,7 +162,7 @@ GroupPlan make_group_plan(const Call& call, const Chip& chip) {
   const int64_t groups = call.outer * call.groups;
   if (!tile.keeps) {
     const bool again = !backward || call.dx;
-    plan.lag = again ? group_lag(plan.units, tile.chunks, chip) : plan.units * tile.chunks;
+    plan.lag = again ? group_lag(plan.units, tile.chunks, last, chip) : plan.units * tile.chunks;
     reserve(plan.units * static_cast<int64_t>(sizeof(GroupCounters)));
     plan.parts_at = reserve(groups * tile.chunks * part_values(backward) * size);
     plan.results_at = reserve(groups * kGroupResults * size);

@@ -14,35 +14,10 @@
 #include <vector>
 
 #include "cuda/plan.h"
+#include "cuda_chips.h"
 
 namespace evenkeel::cuda {
 namespace {
-
-struct NamedChip {
-  const char* name;
-  Chip chip;
-};
-
-constexpr NamedChip kH200 = {"H200",
-                             {.major = 9,
-                              .minor = 0,
-                              .multiprocessors = 132,
-                              .shared_bytes = 232448,
-                              .cluster_limit = 16,
-                              .clusters = {132, 66, 32, 16, 8}}};
-constexpr NamedChip kChips[] = {
-    kH200,
-    {"A100",
-     {.major = 8, .minor = 0, .multiprocessors = 108, .shared_bytes = 166912, .clusters = {108}}},
-    {"RTX 4090",
-     {.major = 8, .minor = 9, .multiprocessors = 128, .shared_bytes = 101376, .clusters = {128}}},
-    {"RTX 5090",
-     {.major = 12,
-      .minor = 0,
-      .multiprocessors = 170,
-      .shared_bytes = 101376,
-      .cluster_limit = 8,
-      .clusters = {170, 85, 42, 20, 0}}}};
 
 // What a tile depends on beside the row's length and the chip.
 struct Kind {
@@ -389,9 +364,6 @@ static_assert(forward_tile(4096, 2, true, kH200.chip).capacity() >= 4096);
 static_assert(backward_tile(4096, 2, 2, true, kH200.chip).capacity() >= 4096);
 
 // --- Plans
-
-// Addresses far from each other that nothing lies at: a plan reads no memory.
-char* nowhere(uintptr_t index) { return reinterpret_cast<char*>(index << 44); }
 
 // Dense rows of one block, with everything that a pass can have.
 Call make_call(Pass pass, int64_t rows, int64_t cols, Dtype x, Dtype other) {

@@ -195,16 +195,17 @@ def check_call(call, outliers=0.0, dy=None):
     for name, tensor in call.inputs().items():
         assert actual[f"d{name}"].dtype == tensor.dtype, f"d{name}"
     for name, value in actual.items():
-        # Means and inverse deviations are kept in float32 where x is not float64.
-        wide = call.x.dtype == torch.float64 or (name == "y" and torch.float64 in dtypes_of(call))
-        compute = torch.float64 if wide else torch.float32
         scale = terms_of_dx(call, dy) if name == "dx" else 0.0
-        check(value, expected[name], name, compute, outliers, scale)
+        check(value, expected[name], name, arithmetic_of(call, name), outliers, scale)
     return actual
 
 
-def dtypes_of(call):
-    return {tensor.dtype for tensor in call.inputs().values()} | {call.options.get("out_dtype")}
+def arithmetic_of(call, name):
+    """The dtype of what a result can rest on."""
+    dtypes = {tensor.dtype for tensor in call.inputs().values()} | {call.options.get("out_dtype")}
+    # Means and inverse deviations are kept in float32 where x is not float64.
+    wide = call.x.dtype == torch.float64 or (name == "y" and torch.float64 in dtypes)
+    return torch.float64 if wide else torch.float32
 
 
 def check_same(actual, expected):

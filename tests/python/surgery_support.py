@@ -28,10 +28,6 @@ def every_device(request):
     return request.param
 
 
-def has_group_norm(device):
-    return device == "cpu"
-
-
 # ---- models ----
 
 
@@ -84,13 +80,13 @@ def with_twin(model):
     return model, copy.deepcopy(model)
 
 
-NAMES = ["blocks.0.norm", "blocks.0.written", "blocks.1.norm", "blocks.1.written", "final"]
+# The norms of Net, in the order of the walk.
+NAMES = ["blocks.0.norm", "blocks.0.written", "blocks.1.norm", "blocks.1.written", "group", "final"]
 
 
-def names_in_net(device, *others):
-    """Those of Net that are replaced, in the order of the walk."""
-    names = NAMES[:4] + ["group"] * has_group_norm(device) + NAMES[4:]
-    return [name for name in names if not others or any(other in name for other in others)]
+def names_with(*parts):
+    """Those of NAMES that have one of these parts."""
+    return [name for name in NAMES if any(part in name for part in parts)]
 
 
 def fused(model, **options):

@@ -14,7 +14,6 @@ from surgery_support import (
     KINDS,
     close,
     every_device,
-    has_group_norm,
     net,
     reasons,
     same_values,
@@ -40,10 +39,6 @@ with_optimizers = pytest.mark.parametrize("function", WITH_OPTIMIZERS, ids=lambd
 low_precision = pytest.mark.parametrize(
     ("kind", "function"), LOW_PRECISION.items(), ids=lambda f: f.__name__
 )
-
-
-def kinds(device):
-    return [kind for kind in KINDS if kind is not nn.GroupNorm or has_group_norm(device)]
 
 
 @contextlib.contextmanager
@@ -181,8 +176,7 @@ def test_functions_of_one_kind(function, device):
     model, twin = with_twin(net(device))
     report = function(model)
     kind = nn.GroupNorm if "group" in function.__name__ else nn.LayerNorm
-    originals = {entry.original for entry in report.replaced}
-    assert originals == {kind} & set(kinds(device))
+    assert {entry.original for entry in report.replaced} == {kind}
     skipped = {entry.name for entry in report.skipped}
     assert skipped | {entry.name for entry in report.replaced} == {
         name for name, module in twin.named_modules() if type(module) in (*KINDS, Llama)
@@ -210,8 +204,6 @@ class Precision(enum.Enum):
 )
 @low_precision
 def test_mixed_precision(kind, function, precision, device):
-    if kind not in kinds(device):
-        pytest.skip("group norm has no CUDA kernels yet")
     model, twin = with_twin(net(device))
     report = function(model, precision)
     assert {entry.original for entry in report.replaced} == {kind}

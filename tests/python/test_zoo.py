@@ -4,7 +4,6 @@ What is expected stands in zoo.py and was found without evenkeel. Every model ru
 dropout that drops the same elements each time, as it is and after the surgery.
 """
 
-import functools
 import warnings
 
 import pytest
@@ -55,30 +54,9 @@ def build(entry, *options):
         pytest.skip(str(error))
 
 
-@functools.cache
-def group_norm_refused():
-    """Why a group norm on a CUDA device is left alone; None once there are kernels for it."""
-    try:
-        ek.group_norm(torch.ones(1, 2, 1, device="cuda"), 1)
-    except NotImplementedError:
-        return "group norm has no CUDA kernels yet"
-    return None
-
-
-def expected(entry, model, device):
-    """Names to be replaced, and names to be left with how the reason begins."""
-    replaced, left = entry.expected(model)
-    if device == "cuda" and group_norm_refused():
-        for name in list(replaced):
-            if isinstance(model.get_submodule(name), torch.nn.GroupNorm):
-                replaced.discard(name)
-                left[name] = group_norm_refused()
-    return replaced, left
-
-
-def fuse(entry, model, device):
+def fuse(entry, model):
     """Quietly, unless nothing can be replaced."""
-    if not expected(entry, model, device)[0]:
+    if not entry.expected(model)[0]:
         with pytest.warns(UserWarning, match="no norm was replaced"):
             return ek.fuse(model)
     with warnings.catch_warnings():
@@ -94,9 +72,9 @@ def classes_of(model):
 def test_what_is_replaced(entry, device):
     model = build(entry, device)
     before = classes_of(model)
-    replaced, left = expected(entry, model, device)
+    replaced, left = entry.expected(model)
     assert len(norms_of(model)) == entry.norms
-    report = fuse(entry, model, device)
+    report = fuse(entry, model)
     assert {item.name for item in report.replaced} == replaced
     reasons = {item.name: item.reason for item in report.skipped}
     assert reasons.keys() == left.keys()
@@ -110,7 +88,7 @@ def test_what_is_replaced(entry, device):
 def test_float32(entry, device):
     model = build(entry, device)
     before = entry.run(model)
-    fuse(entry, model, device)
+    fuse(entry, model)
     logits, gradients, name = difference(entry.run(model), before)
     assert logits <= FLOAT_TOLERANCE
     assert gradients <= FLOAT_TOLERANCE, name
@@ -142,7 +120,7 @@ def test_bfloat16(entry, device):
     exact = entry.run(build(entry, device))
     model = build(entry, device, torch.bfloat16)
     before = entry.run(model)
-    fuse(entry, model, device)
+    fuse(entry, model)
     check_half(exact, before, entry.run(model))
 
 
@@ -155,7 +133,7 @@ def test_autocast(entry, device):
         before = entry.run(model, autocast=torch.bfloat16)
     except RuntimeError as error:
         pytest.skip(f"{entry.name} itself cannot run under autocast: {error}")
-    fuse(entry, model, device)
+    fuse(entry, model)
     check_half(exact, before, entry.run(model, autocast=torch.bfloat16))
 
 
@@ -166,7 +144,7 @@ def test_undo(entry, device):
     parameters = dict(model.named_parameters())
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
-    report = fuse(entry, model, device)
+    report = fuse(entry, model)
     fused = model.state_dict()
     assert list(fused) == list(state)
     for name, value in state.items():

@@ -229,8 +229,6 @@ def _planned(module, kinds):
 
 
 def _planned_torchs(module, norm):
-    if norm == "group_norm" and any(t.is_cuda for t in tensors_of(module).values()):
-        return "group norm has no CUDA kernels yet"
     for option in modules.TorchForward.OPTIONS:
         if hasattr(module, option):
             return f"it has an attribute {option} of its own"
