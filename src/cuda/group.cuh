@@ -329,7 +329,6 @@ class Mail {
     if (threadIdx.x == 0) {
       exchange::init(barrier_);
       exchange::make_inits_visible();
-      exchange::expect(barrier_, blocks * groups * static_cast<int>(sizeof(Part)));
     }
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
@@ -337,7 +336,10 @@ class Mail {
   // Others can receive, from now on.
   __device__ void open() const {
 #if __CUDA_ARCH__ >= 900
-    if (blocks_ > 1) asm volatile("barrier.cluster.wait;" ::: "memory");
+    if (blocks_ == 1) return;
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+    if (threadIdx.x == 0)
+      exchange::expect(barrier_, blocks_ * groups_ * static_cast<int>(sizeof(Part)));
 #endif
   }
   // The part of lane 0 of a team to all blocks.
@@ -479,7 +481,8 @@ __device__ inline void run_group(Pass& pass, const GroupShape& shape, const Grou
     };
     if constexpr (kKeeps) mail.open();
     each_team(groups, slots_of_group, [&](int group, int lane, int lanes, bool valid) {
-      const auto of_group = place.slots_of(shape, unit, chunk, group);
+      auto of_group = place.slots_of(shape, unit, chunk, group);
+      if (!valid) of_group.last = of_group.first;
       const Part part(pass, lanes, [&](auto body) {
         for (int slot = of_group.first + lane; slot < of_group.last; slot += lanes) {
           const int piece = place.line_of(shape, chunk, slot).piece;
