@@ -17,7 +17,6 @@ import pathlib
 import statistics
 import sys
 
-import matplotlib.pyplot as plt
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,7 +28,6 @@ sys.path.insert(0, str(command.ROOT))
 from demo.training import FUSED, LAST_STEPS, STOCK, Settings, prepare, train
 
 from evenkeel import _native
-from evenkeel.bench import plots
 from evenkeel.bench.report import machine
 
 DOCUMENT = command.ROOT / "docs" / "convergence.md"
@@ -131,8 +129,13 @@ def spread(seeds):
     return max(native) - min(native)
 
 
-def draw(model, seeds):
+def draw(model, seeds, folder):
     """All curves above, fused - native below, with what seeds differ by."""
+    # Here and not above: a machine that measures need not have matplotlib.
+    import matplotlib.pyplot as plt
+
+    from evenkeel.bench import plots
+
     plots.style()
     figure, (curves, difference) = plt.subplots(
         2, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained"
@@ -155,7 +158,7 @@ def draw(model, seeds):
     difference.set(xlabel="step", ylabel="fused - native")
     curves.legend()
     difference.legend(fontsize=8)
-    return figure
+    plots.save(figure, folder, f"convergence-{model}")
 
 
 def markdown(path):
@@ -189,7 +192,7 @@ def markdown(path):
 def rewrite(document, path):
     """Makes the document's pictures and its marked part."""
     for model, seeds in read(path)[0].items():
-        plots.save(draw(model, seeds), document.parent / "images", f"convergence-{model}")
+        draw(model, seeds, document.parent / "images")
     head, rest = document.read_text().split(BEGIN)
     _, tail = rest.split(END)
     text = "\n".join(markdown(path))
