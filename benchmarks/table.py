@@ -74,6 +74,12 @@ def markdown(path):
     return "\n".join(lines)
 
 
+def commits(rows):
+    """Of all rows, which may come from several runs."""
+    found = list(dict.fromkeys(row["commit"] for row in rows))
+    return f"commit{'s' if len(found) > 1 else ''} {', '.join(found)}"
+
+
 def gpu_markdown(path):
     with path.open() as file:
         rows = list(csv.DictReader(file))
@@ -84,7 +90,7 @@ def gpu_markdown(path):
         table.setdefault(key, {})[row["library"]] = row
     text = [
         f"From `{path.name}`: {rows[0]['machine']}, torch {rows[0]['torch']}, triton {rows[0]['triton']}, "
-        f"commit {rows[0]['commit']}.",
+        f"{commits(rows)}.",
         "",
         "| | limit, µs | evenkeel, µs | of limit | best rival | of limit | lead |",
         "|---|---|---|---|---|---|---|",
@@ -149,7 +155,7 @@ def training_markdown(path):
     variants = ("native", "fused", "none")
     text = [
         f"From `{path.name}`: {rows[0]['machine']}, torch {rows[0]['torch']}, transformers "
-        f"{rows[0]['transformers']}, commit {rows[0]['commit']}.",
+        f"{rows[0]['transformers']}, {commits(rows)}.",
         "",
         f"| step, ms (peak memory, GiB) | {' | '.join(variants)} | share of the way |",
         "|---" * (len(variants) + 2) + "|",
