@@ -482,9 +482,7 @@ TEST(CudaDivisor, DividesEveryNumberBelow2To31) {
   }
 }
 
-TEST(CudaDivisor, IsOneUnlessTold) {
-  EXPECT_EQ(Divisor().quotient(12345), 12345u);
-}
+TEST(CudaDivisor, IsOneUnlessTold) { EXPECT_EQ(Divisor().quotient(12345), 12345u); }
 
 }  // namespace
 }  // namespace evenkeel::cuda
