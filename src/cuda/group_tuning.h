@@ -1,14 +1,14 @@
 // How a group norm is split between threads: plain constexpr functions, as in tuning.h.
 //
 // A unit is a sample's channels of one or several whole groups. Its pixels fall into pieces, and a
-// line is one channel's piece. A block works on a chunk of a unit, held in registers:
+// line is one channel's piece. A block works on a chunk of a unit:
 //
 //   channels first (NCHW): some lines; `lanes` threads share a line.
 //   channels last (NHWC): a piece of `tile` neighbouring channels; a thread has the same channels, a
 //                         vector of them, in every `rows`-th pixel.
 //
-// If a cluster of blocks can hold a unit, it is read once. Otherwise chunks are read twice, first for
-// their sums and then, hopefully out of the second cache, for the results.
+// If the shared memory of a cluster of blocks can hold a unit, it is read once. Otherwise chunks are
+// read twice, first for their sums and then, hopefully out of the second cache, for the results.
 //
 // The split decides the order of sums, so nothing here depends on the number of samples but `lag`.
 // Numbers were measured on an H200 (docs/performance.md).

@@ -1,0 +1,174 @@
+// A thread's place in a chunk of a group norm (group_tuning.h says what that is), and what it holds of
+// it: in registers, in shared memory, or not at all.
+#pragma once
+
+#include "cuda/element.cuh"
+#include "cuda/ring.cuh"
+
+namespace evenkeel::cuda {
+
+// A unit's channels, and where they lie.
+struct Unit {
+  int index, sample, channel, channels;
+
+  __device__ Unit(const GroupShape& s, int unit) : index(unit) {
+    sample = s.spans.quotient(unit);
+    channel = (unit - sample * static_cast<int>(s.spans.value)) * s.span;
+    channels = min(s.span, s.channels - channel);
+  }
+  // The number of its first group among those of all samples.
+  __device__ int64_t group(const GroupShape& s) const {
+    return int64_t{sample} * s.groups + s.per_group.quotient(channel);
+  }
+};
+
+// A thread's place in a chunk: vectors of W elements from a first one on, in even steps. Its channels
+// are W neighbouring ones (kLast), or one.
+template <bool kLast, int W>
+struct Chunk {
+  static constexpr int kChannels = kLast ? W : 1;
+
+  int piece;
+  int channel;  // of the first vector, in the unit
+  int pixel;    // in the piece
+  int count;    // of vectors
+  int slot;     // of the first channel
+  bool inside;
+
+  __device__ Chunk(const GroupShape& s, const Unit& unit, int chunk) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    int step;
+    if constexpr (kLast) {
+      const int row = s.columns.quotient(thread);
+      piece = s.tiles.quotient(chunk);
+      const int tile = chunk - piece * static_cast<int>(s.tiles.value);
+      slot = (thread - row * static_cast<int>(s.columns.value)) * W;
+      channel = tile * s.tile + slot;
+      inside = channel < unit.channels && row < s.rows;
+      pixel = row;
+      step = s.rows;
+    } else {
+      slot = thread >> s.log_lanes;
+      const int line = chunk * slots(s) + slot;
+      channel = s.pieces.quotient(line);
+      piece = line - channel * static_cast<int>(s.pieces.value);
+      inside = channel < unit.channels;
+      pixel = (thread - (slot << s.log_lanes)) * W;
+      step = W << s.log_lanes;
+    }
+    const int pixels = pixels_of(s, piece);
+    count = pixels == s.piece ? s.vectors : max(0, (pixels - pixel + step - 1) / step);
+    if (!inside) count = 0;
+  }
+
+  static __device__ int slots(const GroupShape& s) {
+    return kLast ? s.tile : static_cast<int>(blockDim.x) >> s.log_lanes;
+  }
+  static __device__ int pixels_of(const GroupShape& s, int piece) {
+    return piece + 1 == static_cast<int>(s.pieces.value) ? s.last_piece : s.piece;
+  }
+  // What a slot stands for. There may be slots beyond the last channel.
+  struct Line {
+    int channel, piece;
+  };
+  __device__ Line line_of(const GroupShape& s, int chunk, int at) const {
+    if constexpr (kLast) return {channel - slot + at, piece};
+    const int line = chunk * slots(s) + at, found = s.pieces.quotient(line);
+    return {found, line - found * static_cast<int>(s.pieces.value)};
+  }
+  // The slots of a group of the unit; none if last <= first.
+  struct Slots {
+    int first, last;
+  };
+  __device__ Slots slots_of(const GroupShape& s, const Unit& unit, int chunk, int group) const {
+    const auto per_group = static_cast<int>(s.per_group.value);
+    if constexpr (kLast) {
+      const int tile = channel - slot, first = group * per_group - tile;
+      return {max(first, 0), min(first + per_group, s.tile)};
+    }
+    const int lines = unit.channels * static_cast<int>(s.pieces.value);
+    return {0, min(slots(s), lines - chunk * slots(s))};
+  }
+
+  __device__ int64_t offset(const GroupShape& s, const DeviceTensor& tensor,
+                            const Unit& unit) const {
+    const int64_t at = unit.channel + channel, first = int64_t{piece} * s.piece + pixel;
+    return unit.sample * tensor.outer_stride +
+           (kLast ? first * tensor.row_stride + at : at * tensor.row_stride + first);
+  }
+  static __device__ int64_t step(const GroupShape& s, const DeviceTensor& tensor) {
+    return kLast ? s.rows * tensor.row_stride : int64_t{W} << s.log_lanes;
+  }
+};
+
+// A thread's vectors of a tensor: in registers, or in its own part of the shared memory.
+template <typename Access, int K, bool kKeeps>
+struct Held {
+  using Raw = typename Access::Raw;
+  Raw raw[kKeeps ? 1 : K];
+  const uint4* kept;
+
+  template <typename Place>
+  __device__ void load(const GroupShape& s, const DeviceTensor& tensor, const Unit& unit,
+                       const Place& place, char* shared) {
+    const int64_t first = place.offset(s, tensor, unit), step = Place::step(s, tensor);
+    if constexpr (kKeeps) {
+      constexpr int64_t kSize = sizeof(Raw) / Access::kWidth;
+      kept = reinterpret_cast<const uint4*>(shared) + threadIdx.x;
+      const char* from = tensor.data + first * kSize;
+      auto to = static_cast<uint32_t>(__cvta_generic_to_shared(kept));
+#pragma unroll 4
+      for (int v = 0; v < place.count; ++v, from += step * kSize, to += blockDim.x * 16)
+        copy_async(to, from);
+    } else {
+#pragma unroll
+      for (int v = 0; v < K; ++v)
+        raw[v] = Access::load_if(v < place.count, tensor, first + v * step);
+    }
+  }
+  __device__ Raw get(int v) const {
+    if constexpr (kKeeps) {
+      Raw result;
+      *reinterpret_cast<uint4*>(&result) = kept[v * blockDim.x];
+      return result;
+    } else {
+      return raw[v];
+    }
+  }
+  // Between two uses.
+  __device__ void forget() {
+    if constexpr (!kKeeps) Access::forget(raw);
+  }
+  // Calls body(v) for the first vectors.
+  template <typename Body>
+  static __device__ void each(int count, const Body& body) {
+    if constexpr (kKeeps) {
+#pragma unroll 2
+      for (int v = 0; v < count; ++v) body(v);
+    } else {
+#pragma unroll
+      for (int v = 0; v < K; ++v) {
+        if (v < count) body(v);
+      }
+    }
+  }
+};
+
+// The same for a tensor that is read again for every use.
+template <typename Access>
+struct Reread {
+  const char* data;
+  int64_t step;
+
+  template <typename Place>
+  __device__ void load(const GroupShape& s, const DeviceTensor& tensor, const Unit& unit,
+                       const Place& place, char*) {
+    constexpr int64_t kSize = sizeof(typename Access::Raw) / Access::kWidth;
+    data = tensor.data + place.offset(s, tensor, unit) * kSize;
+    step = Place::step(s, tensor) * kSize;
+  }
+  __device__ typename Access::Raw get(int v) const { return Access::load(data + v * step); }
+  __device__ void forget() {}
+};
+
+}  // namespace evenkeel::cuda
