@@ -1,7 +1,6 @@
 // Options, their checks and their help (options.h).
 #include "options.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -16,7 +15,6 @@ const char kHelp[] =
     R"(evenkeel-bench: correctness and speed of evenkeel over lists of cases
 
   evenkeel-bench                       every line of tests/cases/peers.txt
-  evenkeel-bench --demo                a short list, a few seconds
   evenkeel-bench --filter "rms_norm" --threads 1 --csv out.csv
 
 For each case, forward and backward: the result is compared with the float64 reference, and the time is
@@ -25,7 +23,6 @@ two tensors, with ordinary stores, of the same size and by as many threads. "of 
 time divided by evenkeel's; evenkeel may use non-temporal stores, so more than 1 is possible.
 
   --cases FILE...      case lists (the format is described in tests/support/cases.h)
-  --demo               tests/cases/demo.txt, half a second per line
   --filter WORD        only lines whose label, case line or pass contains this
   --device NAME        cpu (default) or cuda: the first GPU, where times are those of replays of a CUDA graph
                        over many sets of tensors, so that the cache holds none of them
@@ -47,8 +44,6 @@ Exit code: 0, 1 if a check failed, 2 if the command line or a case list is wrong
 )";
 
 namespace {
-
-constexpr double kDemoSeconds = 0.5;
 
 struct Range {
   double least, most;
@@ -110,13 +105,12 @@ Options parse_options(const std::vector<std::string>& arguments) {
   Options options;
   options.commit = kCommit;
   Arguments rest(arguments);
-  bool demo = false, check_only = false, time_only = false;
+  bool check_only = false, time_only = false;
   const std::map<std::string, std::function<void(const std::string&)>> handlers = {
       {"--cases",
        [&](const std::string& name) {
          for (std::string& file : rest.values_of(name)) options.cases.push_back(std::move(file));
        }},
-      {"--demo", [&](const std::string&) { demo = true; }},
       {"--filter", [&](const std::string& name) { options.filter = rest.value_of(name); }},
       {"--backend",
        [&](const std::string& name) { options.backend = known_backend(rest.value_of(name)); }},
@@ -166,9 +160,8 @@ Options parse_options(const std::vector<std::string>& arguments) {
   }
   options.plan.check = !time_only;
   options.plan.time = !check_only && options.generated == 0;
-  if (demo) options.plan.seconds = std::min(options.plan.seconds, kDemoSeconds);
   if (options.cases.empty()) {
-    options.cases.push_back(std::string(EVENKEEL_CASES_DIR) + (demo ? "/demo.txt" : "/peers.txt"));
+    options.cases.push_back(std::string(EVENKEEL_CASES_DIR) + "/peers.txt");
   }
   return options;
 }

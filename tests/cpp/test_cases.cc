@@ -39,7 +39,7 @@ TEST_P(CaseList, PrintsWhatItParses) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, CaseList, testing::Values("basic", "hostile", "peers", "demo"),
+INSTANTIATE_TEST_SUITE_P(Cases, CaseList, testing::Values("basic", "hostile", "peers"),
                          [](const auto& list) { return std::string(list.param); });
 
 // The saved statistics need not come from the same backend.
