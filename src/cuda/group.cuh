@@ -87,10 +87,11 @@ __device__ inline void run_group(Pass& pass, const GroupShape& shape, const Grou
   wait_for_previous_kernel();
   pass.load(unit, place, group_memory);
   if constexpr (kKeeps) commit_copies();
-  pass.prepare(unit, place, [&](auto body) {
+  const auto each_slot = [&](auto body) {
     for (int slot = threadIdx.x; slot < slots; slot += blockDim.x)
       body(slot, min(place.line_of(shape, chunk, slot).channel, unit.channels - 1));
-  });
+  };
+  pass.prepare(unit, place, each_slot);
   C* const results = reinterpret_cast<C*>(scratch.results) + kGroupResults * unit.group(shape);
   Part* const parts =  // of units that are not kept
       reinterpret_cast<Part*>(scratch.parts) + unit.group(shape) * chunks;
@@ -169,10 +170,9 @@ __device__ inline void run_group(Pass& pass, const GroupShape& shape, const Grou
     if constexpr (!kKeeps) return announce(scratch.counters[unit.index]);
   } else {
     wait_for(scratch.counters[unit.index]);
-    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-      const int channel = min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
+    each_slot([&](int slot, int channel) {
       pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel));
-    }
+    });
   }
   __syncthreads();
   pass.apply(unit, place);

@@ -58,7 +58,8 @@ struct GroupBackward {
     each([&](int slot, int channel) {
       C weight[1], bias[1];
       const int64_t group = unit.group(a.shape) + a.shape.per_group.quotient(channel);
-      const C mean = statistic(a.mean, group), rstd = statistic(a.rstd, group);
+      const C mean = statistic<X, C>(a.mean, a.stats, group);
+      const C rstd = statistic<X, C>(a.rstd, a.stats, group);
       weights_at<X>(a.formula, unit.channel + channel, weight);
       parameters_at<X>(a.formula.bias, unit.channel + channel, C{0}, bias);
       table.at(0, slot) = mean;
@@ -147,12 +148,6 @@ struct GroupBackward {
       }
       In::store(a.dx, first + v * step, dx);
     });
-  }
-
- private:
-  __device__ C statistic(const char* data, int64_t at) const {
-    if constexpr (std::is_same_v<X, Any>) return load_any<C>(data, a.stats, at);
-    return reinterpret_cast<const float*>(data)[at];
   }
 };
 

@@ -123,13 +123,6 @@ __device__ inline void each_team(int count, int length, const Body& body) {
 
 // The blocks that hold a unit.
 struct Cluster {
-  __device__ int size() const {
-#if __CUDA_ARCH__ >= 900
-    return cooperative_groups::cluster_group::num_blocks();
-#else
-    return 1;
-#endif
-  }
   __device__ int rank() const {
 #if __CUDA_ARCH__ >= 900
     return cooperative_groups::cluster_group::block_rank();

@@ -123,22 +123,15 @@ ek_status backward(const Call& call, const GroupPlan& plan) {
     if (status != EK_OK) return status;
   }
   if (!call.dweight && !call.dbias) return EK_OK;
-  FoldArguments fold{
-      .partials = {arguments.scratch.dweight_partials, arguments.scratch.dbias_partials},
-      .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
-      .cols = call.channels,
-      .count = static_cast<int>(call.outer * plan.tile.pieces)};
-  return launch(call,
-                {.kernel = kernels.fold(),
-                 .blocks = ceil_div(call.channels, kWarp),
-                 .rows = 2,
-                 .threads = kFoldThreads},
-                &fold);
+  return launch_fold(call, kernels.fold(), arguments.scratch.dweight_partials,
+                     arguments.scratch.dbias_partials, call.outer * plan.tile.pieces);
 }
 
 }  // namespace
 
 bool accepts_groups(const Call& call, Note& note) {
+  // No chunk is empty, so these need no plan to be known as small enough.
+  if (call.channels <= kMostBlocks && call.elements() <= kMostBlocks / 2) return true;
   const GroupPlan plan = plan_of(call);
   const int64_t blocks = 2 * plan.units * plan.tile.chunks;
   if (call.channels <= kMostBlocks && blocks <= kMostBlocks) return true;

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "cuda/arguments.h"
 
 namespace evenkeel::cuda {
 namespace {
@@ -114,6 +115,21 @@ ek_status launch(const Call& call, const Launch& l, void* arguments) {
       "of %d, %lld bytes of shared memory)",
       l.kernel.name, call.device_index, cudaGetErrorString(error), static_cast<long long>(l.blocks),
       l.rows, l.threads, l.cluster, static_cast<long long>(l.shared));
+}
+
+ek_status launch_fold(const Call& call, Kernel& fold, const char* dweight_partials,
+                      const char* dbias_partials, int64_t count) {
+  FoldArguments arguments{
+      .partials = {dweight_partials, dbias_partials},
+      .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
+      .cols = call.channels,
+      .count = static_cast<int>(count)};
+  return launch(call,
+                {.kernel = fold,
+                 .blocks = ceil_div(call.channels, kWarp),
+                 .rows = 2,
+                 .threads = kFoldThreads},
+                &arguments);
 }
 
 }  // namespace evenkeel::cuda

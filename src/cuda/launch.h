@@ -52,4 +52,8 @@ struct Launch {
 
 ek_status launch(const Call& call, const Launch& l, void* arguments);
 
+// The kernel that adds up `count` rows of partial sums of dweight and dbias.
+ek_status launch_fold(const Call& call, Kernel& fold, const char* dweight_partials,
+                      const char* dbias_partials, int64_t count);
+
 }  // namespace evenkeel::cuda

@@ -139,17 +139,8 @@ ek_status backward(const Call& call, const Plan& plan) {
                     &arguments);
   }
   if (status != EK_OK || !parameters) return status;
-  FoldArguments fold{
-      .partials = {arguments.dweight_partials, arguments.dbias_partials},
-      .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
-      .cols = call.width,
-      .count = static_cast<int>(plan.partials)};
-  return launch(call,
-                {.kernel = kernels.fold(),
-                 .blocks = ceil_div(call.width, kWarp),
-                 .rows = 2,
-                 .threads = kFoldThreads},
-                &fold);
+  return launch_fold(call, kernels.fold(), arguments.dweight_partials, arguments.dbias_partials,
+                     plan.partials);
 }
 
 }  // namespace

@@ -8,14 +8,10 @@
 
 namespace evenkeel::cuda {
 
+// 0 where there is none.
 template <typename X, typename C>
-__device__ inline C statistic(const char* from, Dtype stats, int64_t row) {
-  if (from == nullptr) return 0;
-  if constexpr (std::is_same_v<X, Any>) {
-    return load_any<C>(from, stats, row);
-  } else {
-    return reinterpret_cast<const float*>(from)[row];
-  }
+__device__ inline C statistic_if_any(const char* from, Dtype stats, int64_t row) {
+  return from == nullptr ? C{0} : statistic<X, C>(from, stats, row);
 }
 
 using StreamedTeam = Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp>;
@@ -83,8 +79,8 @@ __device__ inline void backward_row(const BackwardArguments& a, int64_t row, Str
   using In = Access<X, W, C>;
   using InDy = Access<D, W, C>;
   const int64_t x_offset = a.x.offset(row), dy_offset = a.dy.offset(row);
-  const C rstd = statistic<X, C>(a.rstd, a.stats, row);
-  const C mean = statistic<X, C>(a.mean, a.stats, row);
+  const C rstd = statistic_if_any<X, C>(a.rstd, a.stats, row);
+  const C mean = statistic_if_any<X, C>(a.mean, a.stats, row);
   const auto each = [&](auto body) {
     for (int64_t column = team.thread() * W; column < a.cols; column += team.size() * W) {
       C x[W], dy[W], weight[W];
@@ -141,8 +137,8 @@ __global__ void __launch_bounds__(kColumnThreads)
     C x[1], dy[1];
     In::unpack(In::load(a.x, a.x.offset(row) + column), x);
     InDy::unpack(InDy::load(a.dy, a.dy.offset(row) + column), dy);
-    const C rstd = statistic<X, C>(a.rstd, a.stats, row);
-    const C mean = statistic<X, C>(a.mean, a.stats, row);
+    const C rstd = statistic_if_any<X, C>(a.rstd, a.stats, row);
+    const C mean = statistic_if_any<X, C>(a.mean, a.stats, row);
     const auto e = Gradient<X, 1, C>::template of<false>(a, column, x, dy, weight, mean, rstd);
     dweight += e.dz[0] * e.scaled[0];
     dbias += e.dz[0];
