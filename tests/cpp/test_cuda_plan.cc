@@ -1,0 +1,416 @@
+// How a call of a row norm will run (src/cuda/plan.h): properties that every plan must have, on chips
+// that need not be there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <tuple>
+
+#include "cuda/plan.h"
+#include "cuda_chips.h"
+#include "cuda_kinds.h"
+
+namespace evenkeel::cuda {
+namespace {
+
+// Dense rows of one block, with everything that a pass can have.
+Call make_call(Pass pass, int64_t rows, int64_t cols, Dtype x, Dtype other) {
+  Call call{.pass = pass,
+            .op = EK_LAYER_NORM,
+            .layout = EK_NCHW,
+            .activation = EK_ACTIVATION_NONE,
+            .casting = EK_CASTING_NONE,
+            .eps = 1e-5,
+            .weight_offset = 0,
+            .outer = 1,
+            .inner = rows,
+            .width = cols,
+            .groups = 1,
+            .channels = cols,
+            .x = {nowhere(1), x, cols, rows * cols},
+            .y = {},
+            .dy = {},
+            .dx = {},
+            .weight = {nowhere(2), Dtype::kF32},
+            .bias = {nowhere(3), Dtype::kF32},
+            .dweight = {},
+            .dbias = {},
+            .mean = nowhere(4),
+            .rstd = nowhere(5),
+            .stats = Dtype::kF32,
+            .compute = Dtype::kF32,
+            .device = EK_CUDA,
+            .device_index = 0,
+            .stream = nullptr,
+            .workspace = nullptr,
+            .workspace_size = 0,
+            .parallel = Parallel(ek_parallel{})};
+  (pass == Pass::kForward ? call.y : call.dy) = {nowhere(6), other, cols, rows * cols};
+  if (pass == Pass::kBackward) {
+    call.dx = {nowhere(7), x, cols, rows * cols};
+    call.dweight = {nowhere(8), Dtype::kF32};
+    call.dbias = {nowhere(9), Dtype::kF32};
+  }
+  return call;
+}
+
+// A call that has the kind's tile: without alignment, its second tensor begins one element late.
+Call call_of(const Kind& kind, int64_t rows, int64_t cols) {
+  Call call = make_call(kind.pass, rows, cols, kind.x, kind.other);
+  if (!kind.aligned) (kind.pass == Pass::kForward ? call.y : call.dy).data += kind.other_size();
+  return call;
+}
+
+bool is_same(const Tile& a, const Tile& b) {
+  const auto fields = [](const Tile& t) {
+    return std::tie(t.scope, t.team, t.elements, t.cluster, t.threads, t.stages);
+  };
+  return fields(a) == fields(b);
+}
+
+constexpr int64_t kManyRows = kMostBlocks;
+
+// Calls body(choice, rows, call, plan) for rows of some lengths, of all kinds, on all chips.
+template <typename Body>
+void for_plans(Body body) {
+  constexpr int64_t kLengths[] = {1,     7,     8,     64,    100,    512,    1000,    1024,   4096,
+                                  10240, 12288, 16384, 20000, 100000, 262144, 1 << 20, 1 << 24};
+  for (const NamedChip& on : kChips) {
+    for (const Kind& kind : all_kinds()) {
+      const Offer offer = offer_of(kind);
+      for (const int64_t cols : kLengths) {
+        if (cols % kind.vector() != 0) continue;
+        const Tile tile = kind.typed() ? tile_of(kind, cols, on.chip) : streamed_tile(cols);
+        const Choice choice{on, kind, offer, cols, tile};
+        for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1000}, kManyRows}) {
+          SCOPED_TRACE(describe(choice) + ", rows " + std::to_string(rows));
+          const Call call = call_of(kind, rows, cols);
+          body(choice, rows, call, make_plan(call, on.chip));
+          if (testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// for_plans() finds the tile without the number of rows.
+TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
+  for_plans([](const Choice& c, int64_t, const Call&, const Plan& plan) {
+    EXPECT_EQ(plan.untyped == nullptr, c.kind.typed());
+    EXPECT_EQ(plan.aligned, c.kind.aligned);
+    EXPECT_TRUE(is_same(plan.tile, c.tile));
+    EXPECT_EQ(plan.shared, shared_of(c.kind, c.cols, c.tile));
+  });
+}
+
+// Blocks stay until all rows are done going backward; otherwise each team has one row.
+bool is_persistent(const Plan& plan, Pass pass) {
+  return pass == Pass::kBackward && !plan.tile.streams();
+}
+
+TEST(CudaPlan, NoMoreBlocksStayThanRunAtOnce) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    if (!is_persistent(plan, c.kind.pass)) return;
+    const int64_t at_once = c.chip().clusters_of(plan.tile.cluster);
+    EXPECT_LE(plan.groups, at_once);
+    EXPECT_LE(plan.groups * plan.tile.cluster, c.chip().multiprocessors);
+    if (rows == kManyRows) {
+      EXPECT_EQ(plan.groups, at_once);
+    }
+  });
+}
+
+TEST(CudaPlan, EveryRowHasABlockAndEveryBlockARow) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    const bool stays = is_persistent(plan, c.kind.pass);
+    const int64_t teams = plan.tile.teams();
+    if (!stays || rows == 0) {
+      EXPECT_GE(plan.groups * teams, std::min(rows, kMostBlocks));
+    } else {
+      EXPECT_GE(plan.groups, 1);
+    }
+    // Teams that share a warp have neighbouring rows; the others of persistent blocks get a second
+    // row for a block only when all blocks have one.
+    const int64_t last = plan.groups - 1;
+    EXPECT_LT(stays && plan.tile.team >= kWarp ? last : last * teams, rows);
+  });
+}
+
+// As many rows as the largest memory holds. A grid's first side has up to 2^31 - 1 blocks.
+TEST(CudaPlan, HasAGridThatCanBeLaunched) {
+  constexpr int64_t kMemory = int64_t{1} << 38;
+  for (const NamedChip& on : kChips) {
+    for (const Kind& kind : all_kinds()) {
+      for (const bool untyped : {false, true}) {
+        for (int64_t cols = kind.vector(); cols <= 1 << 24; cols *= 2) {
+          const int64_t rows = kMemory / (cols * (kind.x_size() + kind.other_size()));
+          Call call = call_of(kind, rows, cols);
+          if (untyped) call.compute = Dtype::kF64;
+          const Plan plan = make_plan(call, on.chip);
+          ASSERT_LE(plan.groups * plan.tile.cluster, std::numeric_limits<int32_t>::max())
+              << rows << " rows of " << cols << " " << name_of(kind.x)
+              << (untyped ? ", arithmetic in f64" : "");
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaPlan, EveryGroupHasARowOfPartialSums) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    if (c.kind.pass == Pass::kForward) {
+      EXPECT_EQ(plan.partials, 0);
+    } else if (is_persistent(plan, c.kind.pass)) {
+      EXPECT_EQ(plan.partials, plan.groups);
+    } else {
+      EXPECT_GE(plan.partials, rows == 0 ? 0 : 1);
+      EXPECT_LE(plan.partials, std::min<int64_t>(rows, kMaxChunks));
+    }
+  });
+}
+
+// Room for the partial sums that are wanted, from the first aligned address on, and hardly more.
+void expect_workspace(const Call& call, const Chip& chip) {
+  const Plan plan = make_plan(call, chip);
+  const int64_t one = plan.partials * call.width * size_of(call.compute);
+  const int wanted = (call.dweight ? 1 : 0) + (call.dbias ? 1 : 0);
+  if (wanted == 0 || plan.partials == 0) {
+    EXPECT_EQ(plan.workspace, 0);
+    return;
+  }
+  EXPECT_EQ(plan.dbias_at % kWorkspaceAlignment, 0);
+  if (call.dweight) {
+    EXPECT_GE(plan.dbias_at, one);
+  }
+  const int64_t end = call.dbias ? plan.dbias_at + one : one;
+  EXPECT_GE(plan.workspace, end + kWorkspaceAlignment - 1);
+  EXPECT_LE(plan.workspace, wanted * one + (wanted + 1) * kWorkspaceAlignment);
+  // However many rows there are.
+  const int64_t most = std::max(chip.multiprocessors, kMaxChunks);
+  EXPECT_LE(plan.workspace, 2 * (most + 1) * round_up(call.width * size_of(call.compute), 16));
+}
+
+TEST(CudaPlan, TheWorkspaceHasRoomForWhatIsWanted) {
+  for_plans([](const Choice& c, int64_t, const Call& call, const Plan& plan) {
+    if (c.kind.pass == Pass::kForward) {
+      EXPECT_EQ(plan.workspace, 0);
+      return;
+    }
+    for (const Dtype compute : {Dtype::kF32, Dtype::kF64}) {
+      for (const bool dweight : {false, true}) {
+        for (const bool dbias : {false, true}) {
+          Call some = call;
+          some.compute = compute;
+          if (!dweight) some.dweight = {};
+          if (!dbias) some.dbias = {};
+          SCOPED_TRACE(testing::Message() << name_of(compute) << (dweight ? " dweight" : "")
+                                          << (dbias ? " dbias" : ""));
+          expect_workspace(some, c.chip());
+        }
+      }
+    }
+  });
+}
+
+// Calls body(call) with every activation, casting order and a weight's offset.
+template <typename Body>
+void for_formulas(const Kind& kind, Body body) {
+  for (const ek_activation activation : {EK_ACTIVATION_NONE, EK_ACTIVATION_SILU}) {
+    for (const ek_casting casting : {EK_CASTING_NONE, EK_CASTING_LLAMA, EK_CASTING_GEMMA}) {
+      for (const double weight_offset : {0.0, 1.0}) {
+        Call call = call_of(kind, 1000, 1024);
+        call.op = EK_RMS_NORM;
+        call.activation = activation;
+        call.casting = casting;
+        call.weight_offset = weight_offset;
+        SCOPED_TRACE(testing::Message() << "activation " << activation << ", casting " << casting
+                                        << ", weight_offset " << weight_offset);
+        body(call);
+      }
+    }
+  }
+}
+
+// The gradient's plain kernels have an offset of the weight, the forward ones do not.
+TEST(CudaPlan, IsPlainWithoutActivationAndCasting) {
+  for (const Kind& kind : all_kinds()) {
+    for_formulas(kind, [&](const Call& call) {
+      EXPECT_EQ(make_plan(call, kH200.chip).plain,
+                call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA &&
+                    (call.pass == Pass::kBackward || call.weight_offset == 0));
+    });
+  }
+}
+
+// Rows that are not aligned, and mixed types, have kernels for what is common only.
+TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
+  for (const Kind& kind : all_kinds()) {
+    for_formulas(kind, [&](const Call& call) {
+      const Plan plan = make_plan(call, kH200.chip);
+      const bool mixed = kind.x != kind.other;
+      const bool typed =
+          kind.typed() && (plan.plain || (!mixed && (kind.aligned || kind.pass == Pass::kForward)));
+      ASSERT_EQ(plan.untyped == nullptr, typed) << (typed ? plan.untyped : "");
+      EXPECT_EQ(plan.aligned, kind.aligned && typed);
+      if (!typed) {
+        const char* reason = mixed && kind.aligned ? "mixed" : "not aligned";
+        EXPECT_NE(std::strstr(plan.untyped, reason), nullptr) << plan.untyped;
+      }
+    });
+  }
+}
+
+// --- Types
+
+struct TypesCase {
+  const char* name;
+  Pass pass;
+  Dtype x, other;
+  void (*change)(Call&);
+  const char* reason;  // a word of it; nullptr: a kernel has been compiled for these types
+};
+
+const TypesCase kTypesCases[] = {
+    {"f16", Pass::kForward, Dtype::kF16, Dtype::kF16, [](Call&) {}, nullptr},
+    {"bf16 to f32", Pass::kForward, Dtype::kBF16, Dtype::kF32, [](Call&) {}, nullptr},
+    {"f32 to f16", Pass::kBackward, Dtype::kF32, Dtype::kF16, [](Call&) {}, nullptr},
+    {"f16 to bf16", Pass::kForward, Dtype::kF16, Dtype::kBF16, [](Call&) {}, "bf16"},
+    {"bf16 to f16", Pass::kBackward, Dtype::kBF16, Dtype::kF16, [](Call&) {}, "bf16"},
+    {"f64 x", Pass::kForward, Dtype::kF64, Dtype::kF64,
+     [](Call& c) { c.compute = c.stats = Dtype::kF64; }, "f64"},
+    {"f64 weight", Pass::kBackward, Dtype::kF32, Dtype::kF32,
+     [](Call& c) { c.weight.dtype = c.compute = c.stats = Dtype::kF64; }, "f64"},
+    {"dx of another type", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.dx.dtype = Dtype::kF32; }, "dx"},
+    {"dx of the other half type", Pass::kBackward, Dtype::kF16, Dtype::kF32,
+     [](Call& c) { c.dx.dtype = Dtype::kBF16; }, "dx"},
+    {"an absent dx", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) {
+       c.dx = {nullptr, Dtype::kF32, 1, 1};
+     },
+     nullptr},
+    {"parameters of one type", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = c.bias.dtype = Dtype::kF16; }, nullptr},
+    {"parameters of two types", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = Dtype::kF16; }, "weight and bias"},
+    {"an absent bias of another type", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) {
+       c.bias = {nullptr, Dtype::kBF16};
+     },
+     nullptr},
+    {"parameters of two types, backward", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = Dtype::kF16; }, nullptr},
+    {"results of other types", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.dweight.dtype = Dtype::kBF16, c.dbias.dtype = Dtype::kF64; }, nullptr},
+};
+
+TEST(CudaPlan, LooksTypesUpAtRunTimeForAReason) {
+  for (const TypesCase& c : kTypesCases) {
+    SCOPED_TRACE(c.name);
+    Call call = make_call(c.pass, 1000, 1024, c.x, c.other);
+    c.change(call);
+    const Plan plan = make_plan(call, kH200.chip);
+    EXPECT_EQ(plan.tile.streams(), c.reason != nullptr);
+    EXPECT_EQ(plan.aligned, c.reason == nullptr);
+    ASSERT_EQ(plan.untyped != nullptr, c.reason != nullptr) << (plan.untyped ? plan.untyped : "");
+    if (c.reason == nullptr) continue;
+    EXPECT_NE(std::strstr(plan.untyped, c.reason), nullptr) << plan.untyped;
+    EXPECT_EQ(plan.shared, 0);
+  }
+}
+
+// --- Addresses and strides
+
+// What kernels ask of an address.
+struct Operand {
+  const char* name;
+  char*& (*address)(Call&);
+  bool whole;    // it must not cut elements apart
+  bool vectors;  // vectors of 16 bytes are read or written there
+};
+
+const Operand kOperands[] = {
+    {"x", [](Call& c) -> char*& { return c.x.data; }, true, true},
+    {"y", [](Call& c) -> char*& { return c.y.data; }, true, true},
+    {"dy", [](Call& c) -> char*& { return c.dy.data; }, true, true},
+    {"dx", [](Call& c) -> char*& { return c.dx.data; }, true, true},
+    {"weight", [](Call& c) -> char*& { return c.weight.data; }, true, true},
+    {"bias", [](Call& c) -> char*& { return c.bias.data; }, true, true},
+    {"mean", [](Call& c) -> char*& { return c.mean; }, true, false},
+    {"rstd", [](Call& c) -> char*& { return c.rstd; }, true, false},
+    {"dweight", [](Call& c) -> char*& { return c.dweight.data; }, false, false},
+    {"dbias", [](Call& c) -> char*& { return c.dbias.data; }, false, false},
+};
+
+// Everything is float32 here.
+TEST(CudaPlan, EveryAddressCounts) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const Operand& operand : kOperands) {
+      for (int bytes = 0; bytes <= 32; ++bytes) {
+        Call call = make_call(pass, 1000, 1024, Dtype::kF32, Dtype::kF32);
+        char*& address = operand.address(call);
+        if (address == nullptr) continue;
+        address += bytes;
+        SCOPED_TRACE(testing::Message() << operand.name << " + " << bytes);
+        const Plan plan = make_plan(call, kH200.chip);
+        const bool typed = !operand.whole || bytes % 4 == 0;
+        ASSERT_EQ(plan.untyped == nullptr, typed);
+        if (!typed) {
+          ASSERT_NE(std::strstr(plan.untyped, "address"), nullptr) << plan.untyped;
+        }
+        ASSERT_EQ(plan.aligned, typed && (!operand.vectors || bytes % 16 == 0));
+      }
+    }
+  }
+}
+
+// A half type's address may be odd in fours, but not in twos.
+TEST(CudaPlan, AnElementIsCutApartByItsOwnSize) {
+  for (const int bytes : {1, 2, 3, 4}) {
+    Call call = make_call(Pass::kForward, 1000, 1024, Dtype::kF16, Dtype::kF16);
+    call.x.data += bytes;
+    EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
+    call.x.data -= bytes;
+    call.weight.dtype = call.bias.dtype = Dtype::kBF16;
+    call.weight.data += bytes;
+    EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
+  }
+}
+
+TEST(CudaPlan, EveryStrideCounts) {
+  constexpr int64_t Tensor::*kStrides[] = {&Tensor::row_stride, &Tensor::outer_stride};
+  constexpr Tensor Call::*kTensors[] = {&Call::x, &Call::y, &Call::dy, &Call::dx};
+  for (const Kind& kind : all_kinds()) {
+    if (!kind.aligned) continue;
+    for (const auto tensor : kTensors) {
+      for (const auto stride : kStrides) {
+        for (int more = 0; more <= 16; ++more) {
+          Call call = make_call(kind.pass, 1000, 1024, kind.x, kind.other);
+          if (!(call.*tensor)) continue;
+          call.*tensor.*stride += more;
+          ASSERT_EQ(make_plan(call, kH200.chip).aligned,
+                    more * size_of((call.*tensor).dtype) % 16 == 0)
+              << more << " more elements of " << name_of((call.*tensor).dtype);
+        }
+      }
+    }
+  }
+}
+
+// Only the row's length is odd: strides leave a gap after it.
+TEST(CudaPlan, TheRowsLengthCounts) {
+  for (const Kind& kind : all_kinds()) {
+    if (!kind.aligned) continue;
+    for (int64_t cols = 1; cols <= 64; ++cols) {
+      Call call = make_call(kind.pass, 1000, 64, kind.x, kind.other);
+      call.width = call.channels = cols;
+      ASSERT_EQ(make_plan(call, kH200.chip).aligned, cols % kind.vector() == 0)
+          << cols << " of " << name_of(kind.x) << " and " << name_of(kind.other);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel::cuda
