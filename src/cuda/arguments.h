@@ -114,17 +114,18 @@ struct GroupShape {
   int span;        // channels of a unit
   int vectors;     // of a thread
   int kept, mail;  // bytes of shared memory that hold them, and that blocks send to each other
-  int piece;       // pixels of a piece
+  int piece;       // pixels of a piece, at most
   int last_piece;  // of the last one of a plane
-  int tile, rows, segments;  // channels last
-  int log_lanes;             // channels first
-  int lag;                   // chunks
-  Divisor per_group;         // channels of a group
-  Divisor spans;             // units of a sample
-  Divisor chunks;            // of a unit
-  Divisor pieces;            // of a plane
-  Divisor columns;           // channels last: vectors of a chunk, side by side
-  Divisor tiles;             // channels last: chunks of a unit, side by side
+  // Channels last. From the pixel short_from on, among those of first vectors, threads have one fewer.
+  int tile, rows, short_from, bundles;
+  int log_lanes;      // channels first
+  int lag;            // chunks
+  Divisor per_group;  // channels of a group
+  Divisor spans;      // units of a sample
+  Divisor chunks;     // of a unit
+  Divisor pieces;     // of a plane
+  Divisor columns;    // channels last: vectors of a chunk, side by side
+  Divisor tiles;      // channels last: chunks of a unit, side by side
 };
 
 // Of units that are not kept: what their chunks tell each other. Zero before the kernel starts.

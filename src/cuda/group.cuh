@@ -24,7 +24,6 @@ struct Item {
                                             : s.lag + turn / 2;
     unit = s.chunks.quotient(index);
     chunk = index - unit * static_cast<int>(s.chunks.value);
-    // What was read last is still in the cache.
     if (again) chunk = static_cast<int>(s.chunks.value) - 1 - chunk;
   }
 };
@@ -55,86 +54,122 @@ __device__ inline void wait_for(GroupCounters& counters) {
   __syncthreads();
 }
 
-// Both passes: the chunk's sums, then those of groups, then the results. `pass` knows what they are:
+// Both passes: the chunk's sums, then those of groups, then the results. Pass knows what they are:
 //
-//   load(unit, place, kept)      reads the chunk, perhaps into shared memory
-//   prepare(unit, place, each)   the table's numbers that sum() needs; each(body) calls
-//                                body(slot, channel of the unit). Ends with a barrier if it has to
-//   sum(place, sums)             of the thread's channels
-//   Part(pass, lanes, each)      of a group, for lane 0 of a team: each(body) calls body(slot, values,
-//                                its two sums) for the slots of a lane. merge() adds another chunk's
-//   keep(unit, channel, piece, ...)   a slot's sums, if keeps_sums()
-//   finish(unit, group, part, results, writes)   a group's results; writes: the caller's, too
-//   complete(slot, results)      a channel's numbers from its group's results
-//   apply(unit, place)           the outputs of the chunk
-template <bool kKeeps, bool kLast, typename Pass>
-__device__ inline void run_group(Pass& pass, const GroupShape& shape, const GroupScratch& scratch) {
+//   load(first, last)      reads some vectors of the chunk, perhaps into shared memory
+//   ask(i, channel, numbers), answer(i, numbers)   a number of the table, before and after its way
+//   begin_sums(), sum(first, last, sums)   of each of the thread's channels, or (kSums = 1) of all
+//   tell(slot, values, its two sums, body)   calls body with what a Part takes
+//   Part(crew, each)       of a group: each(body) calls body for what a lane of the crew knows. All
+//                          lanes get it. tell(body) is for a Part of parts
+//   keep(channel, piece, ...)   a slot's sums, if keeps_sums()
+//   finish(part, results)  a group's results; publish(group, results) gives them to the caller
+//   complete(slot, results)   a channel's numbers from its group's results
+//   apply()                the outputs of the chunk
+template <bool kKeeps, bool kLast, typename Pass, typename Arguments>
+__device__ inline void run_group(const Arguments& arguments) {
   using C = typename Pass::Compute;
   using Part = typename Pass::Part;
   using Place = typename Pass::Place;
+  const GroupShape& shape = arguments.shape;
+  const GroupScratch& scratch = arguments.scratch;
   const Cluster cluster;
   const Item item(shape);
   const Unit unit(shape, kKeeps ? cluster.index() : item.unit);
   const int chunk = kKeeps ? cluster.rank() : item.chunk;
-  const Place place(shape, unit, chunk);
+  // What was read last is still in the cache.
+  const Place place(shape, unit, chunk, !kKeeps && kLast && item.again);
   extern __shared__ __align__(16) char group_memory[];
   const int slots = Place::slots(shape);
   const int groups = shape.per_group.quotient(unit.channels);
   const auto chunks = static_cast<int>(shape.chunks.value);
   char* const mail_place = group_memory + (kKeeps ? shape.kept : 0);
-  pass.table = {reinterpret_cast<C*>(mail_place + shape.mail), slots};
   Mail<Part> mail(mail_place, kKeeps ? chunks : 1, groups);
+  Pass pass(arguments, unit, place, group_memory, reinterpret_cast<C*>(mail_place + shape.mail));
+  // Sums of the first half are made while the second is on its way.
+  const int half = kKeeps ? min(max(place.count / 2, 2), place.count) : place.count;
   wait_for_previous_kernel();
-  pass.load(unit, place, group_memory);
-  if constexpr (kKeeps) commit_copies();
-  const auto each_slot = [&](auto body) {
-    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x)
-      body(slot, min(place.line_of(shape, chunk, slot).channel, unit.channels - 1));
+  // Numbers of the table, each by another thread, which asks for it before it asks for what is kept.
+  typename Pass::Numbers numbers;
+  const auto each_number = [&](int first, int last, const auto& body) {
+    for (int i = first; i < last; i += blockDim.x) {
+      int number = 0, slot = i;
+      for (; slot >= slots; slot -= slots) ++number;
+      body(number, slot);
+    }
   };
-  pass.prepare(unit, place, each_slot);
+  const auto ask = [&](int number, int slot) {
+    const int channel = min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
+    pass.ask(number, channel, numbers);
+  };
+  const bool sums = kKeeps || !item.again;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
+  if constexpr (kKeeps) each_number(thread, min(last, static_cast<int>(blockDim.x)), ask);
+  pass.load(0, half);
+  if constexpr (kKeeps) {
+    commit_copies();
+    pass.load(half, place.count);
+    commit_copies();
+  }
+  each_number(thread, last, [&](int number, int slot) {
+    if (!kKeeps || number * slots + slot != thread) ask(number, slot);
+    pass.table.at(number, slot) = pass.answer(number, numbers);
+  });
+  if constexpr (Pass::kSumsNeedNumbers) __syncthreads();
   C* const results = reinterpret_cast<C*>(scratch.results) + kGroupResults * unit.group(shape);
   Part* const parts =  // of units that are not kept
       reinterpret_cast<Part*>(scratch.parts) + unit.group(shape) * chunks;
 
-  if (kKeeps || !item.again) {
-    const SlotSums<kLast, C> slot_sums(shape, pass.table.end(), slots);
+  if (sums) {
+    constexpr int kStride = Place::kChannels / Pass::kSums;
+    const SlotSums<kLast, kStride, C> slot_sums{pass.table.end(), slots};
     {
-      C sums[2][Place::kChannels] = {};
-      if constexpr (kKeeps) wait_for_copies(0);
-      pass.sum(place, sums);
-      slot_sums.make(shape, place, sums, slot_sums.end());
+      C of_thread[2][Pass::kSums] = {};
+      if constexpr (kKeeps) wait_for_copies(1);
+      pass.begin_sums();
+      pass.sum(0, half, of_thread);
+      if constexpr (kKeeps) {
+        wait_for_copies(0);
+        pass.sum(half, place.count, of_thread);
+      }
+      slot_sums.make(shape, place, of_thread);
     }
     const int slots_of_group = kLast ? static_cast<int>(shape.per_group.value) : slots;
-    // From a group's part, in lane 0, to the results.
-    const auto conclude = [&](int group, const Part& part, int lane, int lanes, bool valid) {
+    // From a group's part to the results.
+    const auto conclude = [&](int group, const Part& part, const Crew& crew, bool valid) {
       C result[kGroupResults];
-      pass.finish(unit, group, part, result, lane == 0 && valid && (!kKeeps || chunk == 0));
+      pass.finish(part, result);
       if constexpr (kKeeps) {
-#pragma unroll
-        for (C& r : result) r = __shfl_sync(0xffffffff, r, 0, lanes);
         const auto of_group = place.slots_of(shape, unit, chunk, group);
-        for (int slot = of_group.first + lane; slot < of_group.last && valid; slot += lanes)
+        for (int slot = of_group.first + crew.lane(); slot < of_group.last && valid;
+             slot += crew.lanes())
           pass.complete(slot, result);
-      } else if (lane == 0 && valid) {
+      }
+      if (crew.lane() != 0 || !valid) return;
+      if constexpr (!kKeeps) {
 #pragma unroll
         for (int i = 0; i < kGroupResults; ++i) results[group * kGroupResults + i] = result[i];
       }
+      if (!kKeeps || chunk == 0) pass.publish(group, result);
     };
     if constexpr (kKeeps) mail.open();
-    each_team(groups, slots_of_group, [&](int group, int lane, int lanes, bool valid) {
+    const Crew of_slots(slots_of_group);
+    of_slots.each(groups, [&](int group, bool valid) {
       auto of_group = place.slots_of(shape, unit, chunk, group);
       if (!valid) of_group.last = of_group.first;
-      const Part part(pass, lanes, [&](auto body) {
-        for (int slot = of_group.first + lane; slot < of_group.last; slot += lanes) {
-          const int piece = place.line_of(shape, chunk, slot).piece;
-          body(slot, static_cast<C>(Place::pixels_of(shape, piece)), slot_sums.get(0, slot),
-               slot_sums.get(1, slot));
+      const Part part(of_slots, [&](auto body) {
+        for (int slot = of_group.first + of_slots.lane() * kStride; slot < of_group.last;
+             slot += of_slots.lanes() * kStride) {
+          const int pixels = Place::pixels_of(shape, place.line_of(shape, chunk, slot).piece);
+          pass.tell(slot, static_cast<C>(kStride * pixels), slot_sums.get(0, slot),
+                    slot_sums.get(1, slot), body);
         }
       });
-      if (chunks == 1) return conclude(group, part, lane, lanes, valid);
+      if (chunks == 1) return conclude(group, part, of_slots, valid);
       if constexpr (kKeeps) {
-        mail.send(chunk, group, part, lane, lanes, valid);
-      } else if (lane == 0 && valid) {
+        mail.send(chunk, group, part, of_slots, valid);
+      } else if (of_slots.lane() == 0 && valid) {
         parts[int64_t{group} * chunks + chunk] = part;
       }
     });
@@ -142,7 +177,7 @@ __device__ inline void run_group(Pass& pass, const GroupShape& shape, const Grou
       for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
         const auto line = place.line_of(shape, chunk, slot);
         if (line.channel < unit.channels)
-          pass.keep(unit, line.channel, line.piece, slot_sums.get(0, slot), slot_sums.get(1, slot));
+          pass.keep(line.channel, line.piece, slot_sums.get(0, slot), slot_sums.get(1, slot));
       }
     }
     if (chunks > 1) {
@@ -151,31 +186,26 @@ __device__ inline void run_group(Pass& pass, const GroupShape& shape, const Grou
       } else if (!is_last(scratch.counters[unit.index], chunks)) {
         return;
       }
-      each_team(
-          groups, max(chunks, slots_of_group), [&](int group, int lane, int lanes, bool valid) {
-            Part part;
-#pragma unroll 4
-            for (int i = lane; i < chunks; i += lanes)
-              part.merge(kKeeps ? mail.get(i, group) : parts[int64_t{group} * chunks + i]);
-            for (int distance = pow2_at_least(chunks, lanes) / 2; distance > 0; distance /= 2) {
-              Part other;
-#pragma unroll
-              for (int v = 0; v < Part::kValues; ++v)
-                other.value[v] = __shfl_down_sync(0xffffffff, part.value[v], distance, lanes);
-              part.merge(other);
-            }
-            conclude(group, part, lane, lanes, valid);
-          });
+      const Crew of_chunks(kKeeps ? max(chunks, slots_of_group) : chunks);
+      of_chunks.each(groups, [&](int group, bool valid) {
+        const Part part(of_chunks, [&](auto body) {
+#pragma unroll(kKeeps ? 1 : 8)
+          for (int i = of_chunks.lane(); i < chunks; i += of_chunks.lanes())
+            (kKeeps ? mail.get(i, group) : parts[int64_t{group} * chunks + i]).tell(body);
+        });
+        conclude(group, part, of_chunks, valid);
+      });
     }
     if constexpr (!kKeeps) return announce(scratch.counters[unit.index]);
   } else {
     wait_for(scratch.counters[unit.index]);
-    each_slot([&](int slot, int channel) {
+    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+      const int channel = min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
       pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel));
-    });
+    }
   }
   __syncthreads();
-  pass.apply(unit, place);
+  pass.apply();
 }
 
 // A template, so that several files may have it.

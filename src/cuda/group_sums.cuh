@@ -19,59 +19,66 @@ namespace evenkeel::cuda {
 __device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
 __device__ inline double ratio(double a, double b) { return a / b; }
 
-// The sums of slots, in shared memory: those of a line, or of each segment of a channel's rows.
-template <bool kLast, typename C>
+// The sums of slots, in shared memory: first those of each bundle, then of all. A bundle is a warp, or
+// a row of threads where that is longer. (Channels first there is one, and a line's threads are in
+// one warp.)
+//
+// kStride: slots of which one has the sums of all.
+template <bool kLast, int kStride, typename C>
 struct SlotSums {
   C* data;
-  int slots, segments;
+  int slots;
 
-  __device__ SlotSums(const GroupShape& s, C* place, int count)
-      : data(place), slots(count), segments(kLast ? s.segments : 1) {}
-  __device__ C get(int which, int slot) const {
-    C sum = 0;
-#pragma unroll 4
-    for (int i = 0; i < segments; ++i) sum += data[(which * segments + i) * slots + slot];
-    return sum;
-  }
-  __device__ C* end() const { return data + round_up(2 * segments * slots, 4); }
+  __device__ C get(int which, int slot) const { return data[which * slots + slot]; }
 
-  // Of the sums of a thread's channels, in channels last with all threads' in `rows`. Ends with a
-  // barrier.
+  // Of the sums of a thread's channels. Ends with a barrier.
   template <int W>
   __device__ void make(const GroupShape& s, const Chunk<kLast, W>& chunk,
-                       C (&sums)[2][Chunk<kLast, W>::kChannels], C* rows) const {
+                       C (&sums)[2][Chunk<kLast, W>::kChannels / kStride]) const {
+    constexpr int kSums = Chunk<kLast, W>::kChannels / kStride;
     const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    const int lane = thread % kWarp;
     if constexpr (kLast) {
-      if (chunk.pixel < s.rows) {
+      // Lanes with the same channels are `columns` apart. The first of them adds them up.
+      const auto columns = static_cast<int>(s.columns.value);
+      for (int distance = columns; distance < kWarp; distance *= 2) {
+        const bool another = lane + distance < kWarp;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          C* const to = rows + i * s.rows * slots + thread * W;
-          constexpr int kPiece = W * sizeof(C) % 16 == 0 ? 16 / sizeof(C) : 1;
+#pragma unroll
+          for (int k = 0; k < kSums; ++k) {
+            const C other = __shfl_down_sync(0xffffffff, sums[i][k], distance);
+            if (another) sums[i][k] += other;
+          }
+        }
+      }
+      const int bundle = columns <= kWarp ? thread / kWarp : s.columns.quotient(thread);
+      if (columns <= kWarp ? lane < columns : bundle < s.rows) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          C* const to = data + (bundle * 2 + i) * slots + chunk.slot;
+          constexpr int kPiece = kSums * sizeof(C) % 16 == 0 ? 16 / sizeof(C) : 1;
           struct alignas(kPiece * sizeof(C)) Piece {
             C value[kPiece];
           };
 #pragma unroll
-          for (int k = 0; k < W; k += kPiece)
+          for (int k = 0; k < kSums; k += kPiece)
             *reinterpret_cast<Piece*>(to + k) = *reinterpret_cast<const Piece*>(sums[i] + k);
         }
       }
       __syncthreads();
-      for (int i = thread; i < segments * slots; i += threads) {
-        C sum[2] = {};
+      for (int i = thread * kStride; i < 2 * slots; i += threads * kStride) {
+        C sum = 0;
 #pragma unroll 8
-        for (int at = i; at < s.rows * slots; at += segments * slots) {
-          sum[0] += rows[at];
-          sum[1] += rows[s.rows * slots + at];
-        }
-        data[i] = sum[0];
-        data[segments * slots + i] = sum[1];
+        for (int b = 0; b < s.bundles; ++b) sum += data[b * 2 * slots + i];
+        data[i] = sum;
       }
     } else {
       for (int distance = 1 << s.log_lanes >> 1; distance > 0; distance /= 2) {
         sums[0][0] += __shfl_down_sync(0xffffffff, sums[0][0], distance);
         sums[1][0] += __shfl_down_sync(0xffffffff, sums[1][0], distance);
       }
-      if ((thread & ((1 << s.log_lanes) - 1)) == 0) {
+      if ((lane & ((1 << s.log_lanes) - 1)) == 0) {
         data[chunk.slot] = sums[0][0];
         data[slots + chunk.slot] = sums[1][0];
       }
@@ -102,24 +109,37 @@ struct Table {
   __device__ C* end() const { return data + round_up(kNumbers * slots, 4); }
 };
 
-// Sums over a team of lanes; all of them get the results.
-template <typename C>
-__device__ inline C sum_over(int lanes, C value) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2)
-    value += __shfl_xor_sync(0xffffffff, value, distance);
-  return value;
-}
+// Some of a warp's lanes: a power of two.
+struct Crew {
+  int log_lanes;
 
-// Calls body(i, lane, lanes, valid) with a team of `lanes` threads of a warp for each i < count. Whole
-// warps call it or do not: a team without an i of its own has the last one, and is not valid.
-template <typename Body>
-__device__ inline void each_team(int count, int length, const Body& body) {
-  const int lanes = pow2_at_least(length, kWarp), teams = static_cast<int>(blockDim.x) / lanes;
-  const int of_warp = kWarp / lanes, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
-  const int in_warp = static_cast<int>(threadIdx.x) % kWarp / lanes;
-  for (int first = static_cast<int>(threadIdx.x) / kWarp * of_warp; first < count; first += teams)
-    body(min(first + in_warp, count - 1), lane, lanes, first + in_warp < count);
-}
+  // One lane for each of `length` things, or a warp.
+  __device__ explicit Crew(int length) { log_lanes = min(5, 32 - __clz(length - 1)); }
+  __device__ int lanes() const { return 1 << log_lanes; }
+  __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes() - 1); }
+  // Sums over its lanes, for all of them.
+  template <int kValues, typename C>
+  __device__ void sum(C (&values)[kValues]) const {
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (C& value : values) {
+        const C other = __shfl_xor_sync(0xffffffff, value, distance);
+        value += distance < lanes() ? other : C{0};
+      }
+    }
+  }
+  // Calls body(i, valid) for each i < count, one for each crew of the block. Whole warps call it or do
+  // not: a crew without an i of its own has the last one, and is not valid.
+  template <typename Body>
+  __device__ void each(int count, const Body& body) const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int own = thread >> log_lanes, of_warp = kWarp >> log_lanes;
+    const int first = own & -of_warp, crews = static_cast<int>(blockDim.x) >> log_lanes;
+    for (int away = 0; first + away < count; away += crews)
+      body(min(own + away, count - 1), own + away < count);
+  }
+};
 
 // The blocks that hold a unit.
 struct Cluster {
@@ -169,15 +189,15 @@ class Mail {
       exchange::expect(barrier_, blocks_ * groups_ * static_cast<int>(sizeof(Part)));
 #endif
   }
-  // The part of lane 0 of a team to all blocks.
-  __device__ void send(int from, int group, const Part& part, int lane, int lanes, bool valid) {
+  // A crew's part to all blocks.
+  __device__ void send(int from, int group, const Part& part, const Crew& crew, bool valid) {
 #if __CUDA_ARCH__ >= 900
+    if (!valid) return;
+    auto* const to = reinterpret_cast<float*>(parts_ + from * groups_ + group);
+    for (int block = crew.lane(); block < blocks_; block += crew.lanes()) {
 #pragma unroll
-    for (int v = 0; v < Part::kValues; ++v) {
-      const float value = __shfl_sync(0xffffffff, static_cast<float>(part.value[v]), 0, lanes);
-      auto* const to = reinterpret_cast<float*>(parts_ + from * groups_ + group) + v;
-      for (int block = lane; block < blocks_ && valid; block += lanes)
-        exchange::send(value, to, barrier_, block);
+      for (int v = 0; v < Part::kValues; ++v)
+        exchange::send(static_cast<float>(part.value[v]), to + v, barrier_, block);
     }
 #endif
   }

@@ -4,8 +4,8 @@
 // line is one channel's piece. A block works on a chunk of a unit:
 //
 //   channels first (NCHW): some lines; `lanes` threads share a line.
-//   channels last (NHWC): a piece of `tile` neighbouring channels; a thread has the same channels, a
-//                         vector of them, in every `rows`-th pixel.
+//   channels last (NHWC): a piece of `tile` neighbouring channels, `rows` pixels at a time, of which
+//                         other pieces have the next ones; a thread has a vector of the channels.
 //
 // If the shared memory of a cluster of blocks can hold a unit, it is read once. Otherwise chunks are
 // read twice, first for their sums and then, hopefully out of the second cache, for the results.
@@ -30,8 +30,8 @@ constexpr int group_vector(bool channels_last, bool keeps, int x_size) {
   return channels_last && !keeps ? 4 : 16 / x_size;
 }
 
-// Vectors of each tensor that a thread has in registers, if the unit is not kept: 128 bytes in all,
-// or 8 single elements.
+// Vectors of each tensor that a thread has in registers at once, if the unit is not kept: 128 bytes in
+// all, or 8 single elements. Channels last it may have more vectors than that.
 constexpr int group_vectors(bool backward, int vector, int x_size) {
   return vector == 1 ? 8 : (backward ? 64 : 128) / (vector * x_size);
 }
@@ -53,16 +53,17 @@ struct GroupProblem {
 struct GroupTile {
   bool keeps = false;    // clusters hold units
   bool rereads = false;  // but not their dy, which is read twice
+  bool whole = false;    // channels last and kept: vectors lie in one group each
   int vector = 1;        // elements that are loaded at once
-  int vectors = 0;       // of each tensor and thread
+  int vectors = 0;       // of each tensor and thread, at most
   int threads = 0;
   int64_t span = 0;   // channels of a unit
-  int64_t piece = 0;  // pixels of a piece
+  int64_t piece = 0;  // pixels of a piece, at most
   int pieces = 0;     // of a plane
   int chunks = 0;     // of a unit; if it is kept, blocks of its cluster
   int tile = 0;       // channels last: channels of a chunk
-  int rows = 0;       // channels last: pixels that a block reads at once
-  int segments = 0;   // channels last: threads that share a channel's sum over rows
+  int rows = 0;       // channels last: pixels that a block reads side by side
+  int bundles = 0;    // channels last: warps, or rows where these are longer: each has its own sums
   int lanes = 0;      // channels first: threads of a line
 };
 
@@ -87,14 +88,12 @@ constexpr int64_t mail_bytes(const GroupProblem& p, const GroupTile& t) {
                                16);
 }
 
-// Shared memory: what is kept, what is sent, the table of the chunk, and the sums of its slots and
-// (channels last) of all threads.
+// Shared memory: what is kept, what is sent, the table of the chunk, and the sums of its slots.
 constexpr int64_t group_shared(const GroupProblem& p, const GroupTile& t) {
   const int64_t slots = p.channels_last ? t.tile : t.threads / t.lanes;
-  const int64_t sums = 2 * slots * (p.channels_last ? t.segments : 1);
-  const int64_t rows = p.channels_last ? 2 * int64_t{t.rows} * t.tile : 0;
+  const int64_t sums = 2 * slots * (p.channels_last ? t.bundles : 1);
   return kept_bytes(p, t) + mail_bytes(p, t) +
-         p.size * (round_up(group_numbers(p.backward) * slots, 4) + round_up(sums, 4) + rows);
+         p.size * (round_up(group_numbers(p.backward) * slots, 4) + sums);
 }
 
 constexpr int pow2_at_least(int64_t n, int most) {
@@ -103,24 +102,24 @@ constexpr int pow2_at_least(int64_t n, int most) {
   return result;
 }
 
-// Channels last: threads for chunks of `tile` channels in units of `span`; with t.vectors pixels for
-// each of at most `threads`, or as many as it takes for `cluster` pieces.
+// Channels last: chunks of `tile` channels in units of `span`, of at most `threads` threads that have
+// `vectors` each; with more of them where units would have more than `most` chunks.
 constexpr bool split_rows(const GroupProblem& p, int64_t span, int64_t tile, int64_t threads,
-                          int cluster, GroupTile& t) {
-  const int64_t columns = tile / t.vector;
-  int64_t rows = std::min(threads / columns, p.spatial);
+                          int64_t vectors, int64_t most, GroupTile& t) {
+  const int64_t columns = tile / t.vector, tiles = ceil_div(span, tile);
+  const int64_t rows = std::min(threads / columns, p.spatial);
   if (rows == 0) return false;
-  if (rows > 8) rows = rows / 8 * 8;  // a number that segments divide
-  if (t.keeps) t.vectors = static_cast<int>(ceil_div(p.spatial, rows * cluster));
+  const int64_t all = ceil_div(p.spatial, rows);  // pieces of one vector
+  const int64_t pieces = std::min(ceil_div(all, vectors), std::max<int64_t>(most / tiles, 1));
+  t.vectors = static_cast<int>(ceil_div(all, pieces));
+  t.pieces = static_cast<int>(pieces);
   t.span = span;
   t.tile = static_cast<int>(tile);
   t.rows = static_cast<int>(rows);
   t.threads = static_cast<int>(round_up(rows * columns, kWarp));
   t.piece = rows * t.vectors;
-  t.pieces = static_cast<int>(ceil_div(p.spatial, t.piece));
-  t.chunks = static_cast<int>(t.pieces * ceil_div(span, tile));
-  t.segments = static_cast<int>(std::clamp<int64_t>(t.threads / tile, 1, rows));
-  while (t.rows % t.segments != 0) --t.segments;
+  t.chunks = static_cast<int>(pieces * tiles);
+  t.bundles = columns <= kWarp ? t.threads / kWarp : t.rows;
   return true;
 }
 
@@ -155,8 +154,8 @@ constexpr int64_t half_of(const Chip& chip) { return chip.shared_bytes / 2 - 102
 inline constexpr int64_t kTileBytes = 128;
 inline constexpr int64_t kLeastTileBytes = 64;
 inline constexpr int64_t kSectorBytes = 32;  // that are read from memory at least
-// A unit whose chunks are read twice should be no larger than this.
-inline constexpr int64_t kUnitBytes = int64_t{8} << 20;
+// Threads side by side in a chunk that is read twice, at most.
+inline constexpr int64_t kColumns = 16;
 
 constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
   const auto tile_of = [&](int vector, int64_t bytes) {
@@ -167,20 +166,29 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
   if (p.aligned) {
     const int vector = group_vector(p.channels_last, true, p.x_size);
     const int64_t base = std::lcm(int64_t{vector}, p.per_group);
-    // Pairs of blocks that keep all; then the smallest clusters; then wide chunks.
+    const auto is_wide = [&](int64_t tile) {
+      return tile >= p.channels ||
+             (tile * p.x_size >= kLeastTileBytes && tile * p.x_size % kSectorBytes == 0);
+    };
+    // Pairs of blocks that keep all; then the smallest clusters; then chunks of equal size, and wide.
     constexpr struct {
       bool pairs, rereads;
     } kWays[] = {{true, false}, {true, true}, {false, false}, {false, true}};
+    const int64_t widest = tile_of(vector, kTileBytes);
+    int64_t even = widest;
+    while (even > 0 && (!is_wide(even) || p.channels % even != 0)) even -= base;
     for (const auto& way : kWays) {
       if (!p.backward && (way.rereads || !way.pairs)) continue;  // to read x twice is faster
       const int64_t threads = way.pairs ? kKeptThreads : kGroupThreads;
-      for (int cluster = 1; cluster <= chip.cluster_limit; cluster *= 2) {
-        for (int64_t tile = tile_of(vector, kTileBytes); tile > 0; tile -= base) {
-          if (p.channels_last && tile < p.channels &&
-              (tile * p.x_size < kLeastTileBytes || tile * p.x_size % kSectorBytes != 0))
-            continue;
-          GroupTile t{.keeps = true, .rereads = way.rereads, .vector = vector};
-          if (!(p.channels_last ? split_rows(p, tile, tile, threads, cluster, t)
+      for (int cluster = 1; cluster <= chip.cluster_limit;
+           cluster += p.channels_last && way.pairs ? 1 : cluster) {
+        for (int64_t tile = widest; tile > 0; tile -= base) {
+          if (p.channels_last && (!is_wide(tile) || (even > 0 && p.channels % tile != 0))) continue;
+          GroupTile t{.keeps = true,
+                      .rereads = way.rereads,
+                      .whole = p.channels_last && p.per_group % vector == 0,
+                      .vector = vector};
+          if (!(p.channels_last ? split_rows(p, tile, tile, threads, 1, cluster, t)
                                 : split_lines(p, threads, cluster, t)))
             continue;
           if (group_shared(p, t) <= (way.pairs ? half_of(chip) : chip.shared_bytes)) return t;
@@ -190,22 +198,25 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
     }
   }
   GroupTile t{.vector = p.aligned ? group_vector(p.channels_last, false, p.x_size) : 1};
-  t.vectors = group_vectors(p.backward, t.vector, p.x_size);
   const int64_t threads = kStreamThreads;
+  const int vectors = group_vectors(p.backward, t.vector, p.x_size);
   if (!p.channels_last) {
+    t.vectors = vectors;
     split_lines(p, threads, 0, t);
     return t;
   }
-  // Narrow chunks, so that sums of their channels are few beside what they are sums of.
-  const int64_t widest = int64_t{32} * t.vector;
-  int64_t tile = tile_of(t.vector, kTileBytes);
-  if (tile * p.spatial * p.x_size > kUnitBytes) tile = tile_of(t.vector, kLeastTileBytes);
+  // Chunks of whole groups if they can be; all channels as one unit otherwise. In either case a sample
+  // has no more chunks than run at once.
+  const int64_t most = int64_t{chip.multiprocessors} * group_blocks(p.backward, false);
+  const int64_t widest = int64_t{kColumns} * t.vector;
   const int64_t base = std::lcm(int64_t{t.vector}, p.per_group);
-  if (base <= widest) tile = std::min(tile, widest / base * base);
-  if (tile <= widest) {
-    split_rows(p, tile, tile, threads, 0, t);
+  int64_t tile = std::min(widest / base * base, round_up(p.channels, base));
+  while (tile > 0 && p.channels % tile != 0) tile -= base;
+  if (tile * 2 >= std::min(widest, p.channels)) {
+    split_rows(p, tile, tile, threads, vectors, most / (p.channels / tile), t);
   } else {
-    split_rows(p, p.per_group % widest == 0 ? p.per_group : p.channels, widest, threads, 0, t);
+    split_rows(p, p.channels, std::min(widest, round_up(p.channels, int64_t{t.vector})), threads,
+               vectors, most, t);
   }
   return t;
 }
@@ -213,8 +224,8 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
 // Chunks that are read for their sums before the first one is read again: those of whole units, and
 // enough to keep the chip busy while the last sums of a unit are made.
 constexpr int64_t group_lag(int64_t units, int64_t chunks, bool channels_last, const Chip& chip) {
-  const int of_multiprocessor = channels_last ? 8 : 2;
-  const int64_t wanted = ceil_div(int64_t{chip.multiprocessors} * of_multiprocessor, chunks);
+  const int of_multiprocessor = channels_last ? 4 : 2;
+  const int64_t wanted = (int64_t{chip.multiprocessors} * of_multiprocessor + chunks / 2) / chunks;
   return std::min(std::max<int64_t>(wanted, 1), units) * chunks;
 }
 

@@ -31,27 +31,29 @@ const GroupKernelSet& kernels_for(const Call& call, const GroupPlan& plan) {
 GroupShape shape_of(const Call& call, const GroupPlan& plan) {
   const GroupTile& tile = plan.tile;
   const int64_t spatial = is_last(call) ? call.inner : call.width;
-  return {.spatial = spatial,
-          .channels = static_cast<int>(call.channels),
-          .groups = static_cast<int>(call.groups),
-          .units = static_cast<int>(plan.units),
-          .span = static_cast<int>(tile.span),
-          .vectors = tile.vectors,
-          .kept = static_cast<int>(plan.kept),
-          .mail = static_cast<int>(plan.mail),
-          .piece = static_cast<int>(tile.piece),
-          .last_piece = static_cast<int>(spatial - (tile.pieces - 1) * tile.piece),
-          .tile = tile.tile,
-          .rows = tile.rows,
-          .segments = tile.segments,
-          .log_lanes = std::countr_zero(static_cast<unsigned>(std::max(tile.lanes, 1))),
-          .lag = static_cast<int>(plan.lag),
-          .per_group = Divisor(call.channels / call.groups),
-          .spans = Divisor(plan.spans),
-          .chunks = Divisor(tile.chunks),
-          .pieces = Divisor(tile.pieces),
-          .columns = Divisor(is_last(call) ? tile.tile / tile.vector : 1),
-          .tiles = Divisor(is_last(call) ? ceil_div(tile.span, tile.tile) : 1)};
+  return {
+      .spatial = spatial,
+      .channels = static_cast<int>(call.channels),
+      .groups = static_cast<int>(call.groups),
+      .units = static_cast<int>(plan.units),
+      .span = static_cast<int>(tile.span),
+      .vectors = tile.vectors,
+      .kept = static_cast<int>(plan.kept),
+      .mail = static_cast<int>(plan.mail),
+      .piece = static_cast<int>(tile.piece),
+      .last_piece = static_cast<int>(spatial - (tile.pieces - 1) * tile.piece),
+      .tile = tile.tile,
+      .rows = tile.rows,
+      .short_from = static_cast<int>(spatial - int64_t{tile.vectors - 1} * tile.rows * tile.pieces),
+      .bundles = tile.bundles,
+      .log_lanes = std::countr_zero(static_cast<unsigned>(std::max(tile.lanes, 1))),
+      .lag = static_cast<int>(plan.lag),
+      .per_group = Divisor(call.channels / call.groups),
+      .spans = Divisor(plan.spans),
+      .chunks = Divisor(tile.chunks),
+      .pieces = Divisor(tile.pieces),
+      .columns = Divisor(is_last(call) ? tile.tile / tile.vector : 1),
+      .tiles = Divisor(is_last(call) ? ceil_div(tile.span, tile.tile) : 1)};
 }
 
 GroupScratch scratch_of(const Call& call, const GroupPlan& plan) {

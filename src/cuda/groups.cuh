@@ -16,9 +16,9 @@ struct Groups {
   template <bool kLast, bool kKeeps>
   static constexpr int kVector = group_vector(kLast, kKeeps, sizeof(X));
 
-  template <bool kLast, bool kKeeps>
+  template <bool kLast, bool kKeeps, bool kWhole = false>
   static Kernel& forward() {
-    return kernel<group_forward<X, X, C, kVector<kLast, kKeeps>, kLast, kKeeps>>(
+    return kernel<group_forward<X, X, C, kVector<kLast, kKeeps>, kLast, kKeeps, kWhole>>(
         "group_forward", SharedMemory::kRing);
   }
   template <bool kLast, bool kKeeps, bool kRereads = false>
@@ -31,10 +31,12 @@ struct Groups {
   template <bool kLast>
   static Kernel& find_forward(const GroupTile& tile) {
     if constexpr (!std::is_same_v<X, Any>) {
+      if (kLast && tile.whole) return forward<kLast, true, kLast>();
       if (tile.keeps) return forward<kLast, true>();
       if (tile.vector > 1) return forward<kLast, false>();
     }
-    return kernel<group_forward<X, X, C, 1, kLast, false>>("group_forward", SharedMemory::kRing);
+    return kernel<group_forward<X, X, C, 1, kLast, false, false>>("group_forward",
+                                                                  SharedMemory::kRing);
   }
   template <bool kLast>
   static Kernel& find_backward(const GroupTile& tile) {

@@ -93,6 +93,60 @@ __device__ inline void load_weights(const Formula& formula, int64_t part, int fi
   }
 }
 
+// A number that has been asked for: nobody waits for it until he calls a function that gives it. In a
+// kernel whose x has type X.
+template <typename X, typename C>
+class Asked {
+ public:
+  __device__ void parameter(const DeviceVector& vector, int64_t column) {
+    if (vector.data == nullptr) return;
+    if (vector.dtype == Dtype::kF32) {
+      bits_ = reinterpret_cast<const uint32_t*>(vector.data)[column];
+    } else {
+      bits_ = reinterpret_cast<const uint16_t*>(vector.data)[column];
+    }
+  }
+  __device__ C parameter(const DeviceVector& vector, C absent) const {
+    if (vector.data == nullptr) return absent;
+    if (vector.dtype == Dtype::kF32) return __uint_as_float(bits_);
+    if (vector.dtype == Dtype::kBF16) return __uint_as_float(bits_ << 16);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits_)));
+  }
+  __device__ void statistic(const char* from, Dtype, int64_t at) {
+    bits_ = reinterpret_cast<const uint32_t*>(from)[at];
+  }
+  __device__ C statistic() const { return __uint_as_float(bits_); }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+template <typename C>
+class Asked<Any, C> {
+ public:
+  __device__ void parameter(const DeviceVector& vector, int64_t column) {
+    if (vector.data != nullptr) value_ = load_any<C>(vector.data, vector.dtype, column);
+  }
+  __device__ C parameter(const DeviceVector& vector, C absent) const {
+    return vector.data != nullptr ? value_ : absent;
+  }
+  __device__ void statistic(const char* from, Dtype stats, int64_t at) {
+    value_ = load_any<C>(from, stats, at);
+  }
+  __device__ C statistic() const { return value_; }
+
+ private:
+  C value_ = 0;
+};
+
+// A weight with its offset, or one.
+template <typename X, typename C>
+__device__ inline C weight_of(const Formula& formula, const Asked<X, C>& asked) {
+  C weight[1] = {asked.parameter(formula.weight, C{1})};
+  if (formula.weight.data != nullptr) add_offset(formula, weight);
+  return weight[0];
+}
+
 // A mean or rstd in a kernel whose x has type X.
 template <typename X, typename C>
 __device__ inline C statistic(const char* from, Dtype stats, int64_t at) {

@@ -79,8 +79,8 @@ constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward};
 
 bool is_same(const GroupTile& a, const GroupTile& b) {
   const auto fields = [](const GroupTile& t) {
-    return std::tie(t.keeps, t.rereads, t.vector, t.vectors, t.threads, t.span, t.piece, t.pieces,
-                    t.chunks, t.tile, t.rows, t.segments, t.lanes);
+    return std::tie(t.keeps, t.rereads, t.whole, t.vector, t.vectors, t.threads, t.span, t.piece,
+                    t.pieces, t.chunks, t.tile, t.rows, t.bundles, t.lanes);
   };
   return fields(a) == fields(b);
 }
@@ -291,13 +291,11 @@ class GpuTiers : public testing::Test {
     }
   }
 
+  void expect(const Way& way) const { EXPECT_TRUE(seen_.contains(way)) << "no case: " << way; }
   void expect(const std::string& what, const std::string& split, bool forward = true) const {
     for (const bool backward : {false, true}) {
       if (!backward && !forward) continue;
-      for (const bool last : {false, true}) {
-        const Way way{backward, last, what, split};
-        EXPECT_TRUE(seen_.contains(way)) << "no case: " << way;
-      }
+      for (const bool last : {false, true}) expect({backward, last, what, split});
     }
   }
 
@@ -316,6 +314,7 @@ class GpuTiers : public testing::Test {
     } else {
       const bool kept = plan.tile.keeps && !plan.tile.rereads;
       see(name_of(call.x.dtype), kept ? "kept" : split);
+      if (kept) see(name_of(call.x.dtype), plan.tile.whole ? "vectors of one group" : "others");
       see("any type", split);
     }
     const std::string kept = plan.tile.keeps ? "kept" : "read twice";
@@ -324,6 +323,9 @@ class GpuTiers : public testing::Test {
     if (backward ? !call.dx : !call.mean) see("fewer results", kept);
     if (backward ? call.dweight && !call.dbias : !call.bias) see("no bias", kept);
     if (plan.tile.keeps) return;
+    const auto x_size = static_cast<int>(size_of(call.x.dtype));
+    if (plan.tile.vectors > group_vectors(backward, plan.tile.vector, x_size))
+      see("any type", split + " in many sets");
     const int64_t chunks = plan.units * plan.tile.chunks;
     if (plan.tile.chunks == 1) see("any type", "units of one chunk read twice");
     if (call.pass == Pass::kForward || call.dx)
@@ -339,6 +341,8 @@ TEST_F(GpuTiers, ReachEveryKernel) {
     expect(types, "vectors read twice");
     expect(types, "elements read twice");
     expect(types, "dy read twice", false);
+    for (const char* vectors : {"vectors of one group", "others"})
+      expect({false, true, types, vectors});
   }
   expect("types looked up, f32", "elements read twice");
   expect("types looked up, f64", "elements read twice");
@@ -352,6 +356,10 @@ TEST_F(GpuTiers, ReachEverySplit) {
     expect("any type", std::string("elements read twice") + order);
   }
   expect("any type", "units of one chunk read twice");
+  for (const bool backward : {false, true}) {
+    expect({backward, true, "any type", "vectors read twice in many sets"});
+    expect({backward, true, "any type", "elements read twice in many sets"});
+  }
 }
 
 TEST_F(GpuTiers, HaveEveryOptionInEveryKindOfKernel) {

@@ -45,7 +45,7 @@ std::string describe(const Choice& c) {
        << p.spatial << ": " << (t.keeps ? "kept" : "read twice") << ", vector " << t.vector
        << ", vectors " << t.vectors << ", threads " << t.threads << ", span " << t.span
        << ", piece " << t.piece << ", pieces " << t.pieces << ", chunks " << t.chunks << ", tile "
-       << t.tile << ", rows " << t.rows << ", segments " << t.segments << ", lanes " << t.lanes;
+       << t.tile << ", rows " << t.rows << ", bundles " << t.bundles << ", lanes " << t.lanes;
   return text.str();
 }
 
@@ -125,9 +125,11 @@ TEST(CudaGroupTile, HasAKernel) {
     if (t.vector != vector) return "no kernel has such vectors";
     if (t.keeps && !p.aligned) return "single elements are kept";
     if (t.vectors < 1) return "threads without vectors";
-    // They are in registers.
-    if (!t.keeps && t.vectors != group_vectors(p.backward, t.vector, p.x_size))
+    // They are in registers, channels last one set after another.
+    if (!t.keeps && !p.channels_last && t.vectors != group_vectors(p.backward, t.vector, p.x_size))
       return "no kernel has so many vectors";
+    if (t.whole && !(p.channels_last && t.keeps && p.per_group % t.vector == 0))
+      return "no kernel takes vectors of one group";
     if (t.threads < kWarp || t.threads % kWarp != 0) return "threads are not whole warps";
     return t.threads > group_threads(t.keeps) ? "more threads than the kernel is compiled for"
                                               : nullptr;
@@ -146,6 +148,12 @@ TEST(CudaGroupTile, HasAClusterThatRuns) {
   });
 }
 
+// Channels last: threads whose first pixel this is, or a later one, have a vector less (GroupShape).
+int64_t short_from(const Choice& c) {
+  const GroupTile& t = c.tile;
+  return c.problem.spatial - int64_t{t.vectors - 1} * t.rows * t.pieces;
+}
+
 // Kernels have these numbers as int.
 bool fits_int(int64_t number) { return number <= std::numeric_limits<int32_t>::max(); }
 
@@ -156,15 +164,19 @@ TEST(CudaGroupTile, CutsUnitsIntoWholeGroupsPiecesAndLines) {
     if (t.span < 1 || t.span % p.per_group != 0) return "a unit has a part of a group";
     if (!fits_int(t.piece)) return "a piece of too many pixels";
     if (t.piece * t.pieces < p.spatial) return "pixels without a piece";
-    if (t.piece * (t.pieces - 1) >= p.spatial) return "a piece without pixels";
     if (p.channels_last) {
+      if (int64_t{t.rows} * (t.pieces - 1) >= p.spatial) return "a piece without pixels";
+      if (short_from(c) < 1 || short_from(c) > int64_t{t.rows} * t.pieces)
+        return "vectors differ by more than one";
       if (t.tile < 1 || t.tile % t.vector != 0) return "a chunk has a part of a vector";
       if (t.rows < 1 || t.rows * c.columns() > t.threads) return "rows without threads";
       if (t.rows > p.spatial) return "rows without pixels";
       if (t.piece != int64_t{t.rows} * t.vectors) return "pieces and rows differ";
       if (t.chunks != t.pieces * c.tiles()) return "chunks and pieces differ";
-      return t.segments < 1 || t.rows % t.segments != 0 ? "segments do not divide rows" : nullptr;
+      const int64_t bundles = c.columns() <= kWarp ? t.threads / kWarp : t.rows;
+      return t.bundles != bundles ? "a bundle is no warp and no row" : nullptr;
     }
+    if (t.piece * (t.pieces - 1) >= p.spatial) return "a piece without pixels";
     // Its slots are all the group's.
     if (t.span != p.per_group) return "a unit of several groups, channels first";
     if (t.lanes > kWarp || !std::has_single_bit(static_cast<unsigned>(t.lanes)))
@@ -185,7 +197,7 @@ int64_t bytes_touched(const Choice& c) {
   const int64_t parts = t.keeps && t.chunks > 1 ? t.chunks * (t.span / p.per_group) : 0;
   const int64_t barrier = parts > 0 ? 8 : 0;
   const int64_t slots = c.slots();
-  const int64_t sums = p.channels_last ? 2 * slots * (t.segments + t.rows) : 2 * slots;
+  const int64_t sums = p.channels_last ? 2 * slots * t.bundles : 2 * slots;
   return kept + barrier +
          p.size * (parts * part_values(p.backward) + slots * group_numbers(p.backward) + sums);
 }
@@ -237,13 +249,15 @@ const Sweep kSmallSweep{{1, 2, 3, 5, 8, 10, 32, 40, 129, 520},
                         {1, 2, 7, 8, 49, 64, 100, 256, 1000, 1023, 3136, 12544}};
 constexpr int64_t kMostCounted = 50000;
 
-// A thread's place in a chunk (Chunk of group.cuh).
+// A thread's place in a chunk (Chunk of group_chunk.cuh).
 struct Place {
-  int64_t channel, piece, pixel, step, count, slot;
+  int64_t channel, piece, pixel, step, count, slot;  // pixel: in the plane
 };
 
 int64_t pixels_of(const Choice& c, int64_t piece) {
-  return std::min(c.tile.piece, c.problem.spatial - piece * c.tile.piece);
+  const GroupTile& t = c.tile;
+  if (!c.problem.channels_last) return std::min(t.piece, c.problem.spatial - piece * t.piece);
+  return t.piece - std::clamp<int64_t>((piece + 1) * t.rows - short_from(c), 0, t.rows);
 }
 
 Place place_of(const Choice& c, int64_t channels, int64_t chunk, int64_t thread) {
@@ -255,8 +269,9 @@ Place place_of(const Choice& c, int64_t channels, int64_t chunk, int64_t thread)
     place.piece = chunk / c.tiles();
     place.slot = thread % c.columns() * t.vector;
     place.channel = chunk % c.tiles() * t.tile + place.slot;
-    place.pixel = row;
-    place.step = t.rows;
+    place.pixel = place.piece * t.rows + row;
+    place.step = int64_t{t.rows} * t.pieces;
+    place.count = t.vectors - (place.pixel >= short_from(c) ? 1 : 0);
     inside = place.channel < channels && row < t.rows;
   } else {
     place.slot = thread / t.lanes;
@@ -265,12 +280,12 @@ Place place_of(const Choice& c, int64_t channels, int64_t chunk, int64_t thread)
     place.piece = line % t.pieces;
     place.pixel = thread % t.lanes * t.vector;
     place.step = int64_t{t.vector} * t.lanes;
+    const int64_t pixels = pixels_of(c, place.piece), first = place.pixel;
+    place.pixel += place.piece * t.piece;
+    place.count =
+        pixels == t.piece ? t.vectors : std::max<int64_t>(0, ceil_div(pixels - first, place.step));
     inside = place.channel < channels;
   }
-  const int64_t pixels = pixels_of(c, place.piece);
-  place.count = pixels == t.piece
-                    ? t.vectors
-                    : std::max<int64_t>(0, ceil_div(pixels - place.pixel, place.step));
   if (!inside) place.count = 0;
   return place;
 }
@@ -341,6 +356,7 @@ TEST(CudaGroupPlaces, EveryElementHasOne) {
       const GroupTile& t = c.tile;
       const int64_t spatial = c.problem.spatial;
       std::vector<uint8_t> counts(static_cast<size_t>(channels * spatial));
+      std::vector<int64_t> pixels(static_cast<size_t>(t.pieces));
       for (int64_t chunk = 0; chunk < t.chunks; ++chunk) {
         for (int64_t thread = 0; thread < t.threads; ++thread) {
           const Place place = place_of(c, channels, chunk, thread);
@@ -348,16 +364,19 @@ TEST(CudaGroupPlaces, EveryElementHasOne) {
           for (int64_t v = 0; v < place.count; ++v) {
             for (int64_t k = 0; k < t.vector; ++k) {
               const int64_t channel = place.channel + (c.problem.channels_last ? k : 0);
-              const int64_t pixel = place.piece * t.piece + place.pixel + v * place.step +
-                                    (c.problem.channels_last ? 0 : k);
+              const int64_t pixel =
+                  place.pixel + v * place.step + (c.problem.channels_last ? 0 : k);
               ASSERT_LT(channel, channels);
               ASSERT_LT(pixel, spatial);
               ++counts[static_cast<size_t>(channel * spatial + pixel)];
+              ++pixels[static_cast<size_t>(place.piece)];
             }
           }
         }
       }
       expect_once(counts);
+      for (int64_t piece = 0; piece < t.pieces; ++piece)
+        ASSERT_EQ(pixels[static_cast<size_t>(piece)], channels * pixels_of(c, piece));
     });
   });
 }
