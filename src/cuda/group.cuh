@@ -141,6 +141,7 @@ __device__ inline void run_group(const Arguments& arguments) {
       C result[kGroupResults];
       pass.finish(part, result);
       if constexpr (kKeeps) {
+        __syncwarp();  // the crew's other lanes have read the table
         const auto of_group = place.slots_of(shape, unit, chunk, group);
         for (int slot = of_group.first + crew.lane(); slot < of_group.last && valid;
              slot += crew.lanes())
@@ -154,7 +155,9 @@ __device__ inline void run_group(const Arguments& arguments) {
       if (!kKeeps || chunk == 0) pass.publish(group, result);
     };
     if constexpr (kKeeps) mail.open();
-    const Crew of_slots(slots_of_group);
+    // A group that is kept has one crew, for its slots here and its parts from all blocks: who changes
+    // its numbers has used them before.
+    const Crew of_slots(kKeeps && chunks > 1 ? max(chunks, slots_of_group) : slots_of_group);
     of_slots.each(groups, [&](int group, bool valid) {
       auto of_group = place.slots_of(shape, unit, chunk, group);
       if (!valid) of_group.last = of_group.first;
@@ -186,7 +189,7 @@ __device__ inline void run_group(const Arguments& arguments) {
       } else if (!is_last(scratch.counters[unit.index], chunks)) {
         return;
       }
-      const Crew of_chunks(kKeeps ? max(chunks, slots_of_group) : chunks);
+      const Crew of_chunks = kKeeps ? of_slots : Crew(chunks);
       of_chunks.each(groups, [&](int group, bool valid) {
         const Part part(of_chunks, [&](auto body) {
 #pragma unroll(kKeeps ? 1 : 8)
