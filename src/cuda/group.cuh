@@ -189,7 +189,7 @@ __device__ inline void run_group(const Arguments& arguments) {
       } else if (!is_last(scratch.counters[unit.index], chunks)) {
         return;
       }
-      const Crew of_chunks = kKeeps ? of_slots : Crew(chunks);
+      const Crew of_chunks(kKeeps ? max(chunks, slots_of_group) : chunks);
       of_chunks.each(groups, [&](int group, bool valid) {
         const Part part(of_chunks, [&](auto body) {
 #pragma unroll(kKeeps ? 1 : 8)

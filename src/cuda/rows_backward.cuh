@@ -51,14 +51,17 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   using Element = Gradient<X, W, float>;
   constexpr bool kAligned = W > 1;
   constexpr int kVectors = kElements / W;
+  constexpr bool kHoldsWeight = kElements <= kBackwardElements;
+  // A cluster makes the sums of its next row before it asks for those of this one: they are on their
+  // way for a while. (Rings of longer rows have no slot for that.)
+  constexpr bool kAhead = kScope == Scope::kCluster && kHoldsWeight;
   // What is read twice is kept in registers if it is small enough beside the sums. Single elements
   // take a register each.
-  constexpr bool kHolds =
-      (kAligned || kElements <= kBackwardFewElements) && kElements * (sizeof(X) + sizeof(D)) <= 64;
-  constexpr bool kHoldsWeight = kElements <= kBackwardElements;
+  constexpr bool kHolds = !kAhead && (kAligned || kElements <= kBackwardFewElements) &&
+                          kElements * (sizeof(X) + sizeof(D)) <= 64;
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
-  char* const rings = scratch + kReduceBytes;
+  char* const rings = scratch + reduce_bytes(kScope);
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope == Scope::kCluster> team(scratch, a.team);
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
@@ -114,53 +117,75 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   Walk walk{inside};
   Cursor<X> x_at(a.x, share.row, share.part);  // of unaligned rows
   Cursor<D> dy_at(a.dy, share.row, share.part);
+  struct Row {
+    const char *xs, *dys;
+    int cols;
+    float mean, rstd;
+    bool wraps;
+  };
+  typename In::Raw x_raw[kHolds ? kVectors : 1];
+  typename InDy::Raw dy_raw[kHolds ? kVectors : 1];
+  const auto load = [&](const Row& row, int v, int place) {
+    const int column = first + v * step;
+    x_raw[place] = In::load_if(column < row.cols, row.xs + column * static_cast<int>(sizeof(X)));
+    dy_raw[place] =
+        InDy::load_if(column < row.cols, row.dys + column * static_cast<int>(sizeof(D)));
+  };
+  const auto each = [&](const Row& row, auto body) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (!kHolds) load(row, v, 0);
+      float x[W], dy[W], w[W];
+      In::unpack(x_raw[kHolds ? v : 0], x);
+      InDy::unpack(dy_raw[kHolds ? v : 0], dy);
+      const int64_t column = share.part + min(first + v * step, share.cols - W);
+      if constexpr (kHoldsWeight) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) w[k] = weight[v][k];
+      } else {
+        weights.get(v, w);
+      }
+      body(Element::template of<kPlain>(a, column, x, dy, w, row.mean, row.rstd), v);
+    }
+  };
+  const auto store_dx = [&](const Row& row, const float(&sums)[2]) {
+    if (a.dx.data == nullptr) return;
+    const float from_mean = formula.centers ? -sums[0] * of_row * row.rstd : 0;
+    const float from_rstd = -sums[1] * of_row * row.rstd;
+    each(row, [&](const Element& e, int v) {
+      float dx[W];
+#pragma unroll
+      for (int k = 0; k < W; ++k)
+        dx[k] = e.g[k] * row.rstd + (e.normalized[k] * from_rstd + from_mean);
+      if (first + v * step < row.cols)
+        In::store(dx_at.at + (first + v * step) * static_cast<int>(sizeof(X)), dx);
+    });
+    dx_at.move(a.dx_step, row.wraps);
+  };
+
+  Row last;  // whose dx is to be made (kAhead)
   for (int i = 0; i < share.warp_steps; ++i) {
-    const int cols = i < share.steps ? share.cols : 0;
-    const float mean = next_mean, rstd = next_rstd;
+    Row row{.cols = i < share.steps ? share.cols : 0, .mean = next_mean, .rstd = next_rstd};
     fetch_statistics();
-    const char* xs = ring.arrived();
-    const char* dys = xs + x_bytes;
-    const bool wraps = walk.move(a.walk);
+    row.xs = ring.arrived();
+    row.dys = row.xs + x_bytes;
+    row.wraps = walk.move(a.walk);
     if constexpr (!kAligned) {
       asm volatile("" : "+r"(step));  // or the offsets of all elements would take registers
-      xs += x_at.place();
-      dys += dy_at.place();
-      x_at.move(a.x_step, wraps);
-      dy_at.move(a.dy_step, wraps);
+      row.xs += x_at.place();
+      row.dys += dy_at.place();
+      x_at.move(a.x_step, row.wraps);
+      dy_at.move(a.dy_step, row.wraps);
       team.sync();
     }
-    typename In::Raw x_raw[kHolds ? kVectors : 1];
-    typename InDy::Raw dy_raw[kHolds ? kVectors : 1];
-    const auto load = [&](int v, int place) {
-      const int column = first + v * step;
-      x_raw[place] = In::load_if(column < cols, xs + column * static_cast<int>(sizeof(X)));
-      dy_raw[place] = InDy::load_if(column < cols, dys + column * static_cast<int>(sizeof(D)));
-    };
-    const auto each = [&](auto body) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if constexpr (!kHolds) load(v, 0);
-        float x[W], dy[W], w[W];
-        In::unpack(x_raw[kHolds ? v : 0], x);
-        InDy::unpack(dy_raw[kHolds ? v : 0], dy);
-        const int64_t column = share.part + min(first + v * step, share.cols - W);
-        if constexpr (kHoldsWeight) {
-#pragma unroll
-          for (int k = 0; k < W; ++k) w[k] = weight[v][k];
-        } else {
-          weights.get(v, w);
-        }
-        body(Element::template of<kPlain>(a, column, x, dy, w, mean, rstd), v);
-      }
-    };
     if constexpr (kHolds) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) load(v, v);
+      for (int v = 0; v < kVectors; ++v) load(row, v, v);
       ring.advance(fetch);
     }
 
     float sums[2] = {};
-    each([&](const Element& e, int v) {
+    each(row, [&](const Element& e, int v) {
       float plain[2] = {}, product[2] = {};
 #pragma unroll
       for (int k = 0; k < W; ++k) {
@@ -172,21 +197,21 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       sums[0] += plain[0] + plain[1];
       sums[1] += product[0] + product[1];
     });
-    team.sum(sums);
-    if (a.dx.data != nullptr) {
-      const float from_mean = formula.centers ? -sums[0] * of_row * rstd : 0;
-      const float from_rstd = -sums[1] * of_row * rstd;
-      each([&](const Element& e, int v) {
-        float dx[W];
-#pragma unroll
-        for (int k = 0; k < W; ++k)
-          dx[k] = e.g[k] * rstd + (e.normalized[k] * from_rstd + from_mean);
-        if (first + v * step < cols)
-          In::store(dx_at.at + (first + v * step) * static_cast<int>(sizeof(X)), dx);
-      });
-      dx_at.move(a.dx_step, wraps);
+    team.begin_sum(sums);
+    if (!kAhead || i > 0) {
+      team.finish_sum(sums);
+      store_dx(kAhead ? last : row, sums);
     }
-    if constexpr (!kHolds) ring.advance(fetch);
+    last = row;
+    if constexpr (!kHolds) {
+      if constexpr (kAhead && !kAligned) team.sync();  // all have read the slot
+      ring.advance(fetch);
+    }
+  }
+  if (kAhead && share.warp_steps > 0) {
+    float sums[2];
+    team.finish_sum(sums);
+    store_dx(last, sums);
   }
 
   if constexpr (kScope == Scope::kBlock) {

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
   constexpr bool kHinted = forward_hints(sizeof(X), kElements);
-  __shared__ __align__(16) char scratch[kScope == Scope::kWarp ? 1 : kReduceBytes];
+  __shared__ __align__(16) char scratch[kScope == Scope::kWarp ? 1 : reduce_bytes(kScope)];
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
   const int threads = team.size() * team.cluster();

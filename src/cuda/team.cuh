@@ -75,7 +75,7 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 template <Scope kScope, int kLanes, bool kAlone, int kMaxWarps = kRingThreads / kWarp>
 class Team {
  public:
-  // `scratch` is shared memory for the sums (block and cluster): kReduceBytes in all.
+  // `scratch` is shared memory for the sums (block and cluster): reduce_bytes() in all.
   __device__ Team(void* scratch, int size)
       : barriers_(static_cast<uint64_t*>(scratch)),
         scratch_(static_cast<char*>(scratch) + kBarrierBytes),
@@ -84,8 +84,7 @@ class Team {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kScope == Scope::kCluster) {
       if (threadIdx.x == 0) {
-        exchange::init(barriers_);
-        exchange::init(barriers_ + 1);
+        for (int i = 0; i < kPlaces; ++i) exchange::init(barriers_ + i);
         exchange::make_inits_visible();
       }
       meet();
@@ -141,12 +140,24 @@ class Team {
   // Sums each of the values over the team; all threads get the results.
   template <int K, typename C>
   __device__ void sum(C (&values)[K]) {
+    begin_sum(values);
+    finish_sum(values);
+  }
+  // The same in two parts. In a cluster another sum may begin before the first one is finished.
+  template <int K, typename C>
+  __device__ void begin_sum(C (&values)[K]) {
     butterfly<kScope == Scope::kWarp ? kLanes : kWarp>(values);
     if constexpr (kScope != Scope::kWarp) {
       Parts<K, C> mine;
 #pragma unroll
       for (int k = 0; k < K; ++k) mine.value[k] = values[k];
-      const Parts<K, C>* parts = exchanged<K>(mine);
+      give(mine);
+    }
+  }
+  template <int K, typename C>
+  __device__ void finish_sum(C (&values)[K]) {
+    if constexpr (kScope != Scope::kWarp) {
+      const Parts<K, C>* parts = take<Parts<K, C>>();
 #pragma unroll
       for (int k = 0; k < K; ++k) values[k] = 0;
       add_warps(parts, values, [&](const Parts<K, C>& part) {
@@ -174,7 +185,8 @@ class Team {
   // from it; all threads get mean and sum of squares of the team. share: 1 / all values.
   __device__ void merge(float count, float share, float& mean, float& squares) {
     if constexpr (kScope != Scope::kWarp) {
-      const Parts<3, float>* parts = exchanged<3>(Parts<3, float>{{mean, squares, count}});
+      give(Parts<3, float>{{mean, squares, count}});
+      const auto* parts = take<Parts<3, float>>();
       float sum[1] = {};
       add_warps(parts, sum,
                 [&](const Parts<3, float>& part) { sum[0] += part.value[0] * part.value[2]; });
@@ -194,33 +206,51 @@ class Team {
     C value[K];
   };
 
-  // Hands a warp's values (those of its lane 0) to all threads of the team; returns all warps'. Two
-  // places in turn: nobody can be a whole exchange ahead of a reader.
-  template <int K, typename C = float>
-  __device__ const Parts<K, C>* exchanged(const Parts<K, C>& mine) {
+  // Places of what is exchanged, in turn. In a block nobody can be a whole exchange ahead of a reader.
+  // In a cluster somebody may give twice before he takes; when he gives for the fifth time, all
+  // others have given for the third, so they have taken what was given first.
+  static constexpr int kPlaces = exchange_places(kScope);
+  template <typename Part>
+  __device__ Part* place(unsigned turn) const {
+    return reinterpret_cast<Part*>(scratch_ + turn % kPlaces * kPlaceBytes);
+  }
+  // A warp's values (those of its lane 0) for all threads of the team.
+  template <typename Part>
+  __device__ void give(const Part& mine) {
     const int warps = size_ / kWarp, lane = threadIdx.x % kWarp, warp = thread() / kWarp;
-    const int turn = turns_ & 1;
-    auto* parts = reinterpret_cast<Parts<K, C>*>(scratch_ + turn * kHalfBytes);
+    Part* const parts = place<Part>(given_);
     if constexpr (kScope == Scope::kBlock) {
-      parts += index() * warps;
-      if (lane == 0) parts[warp] = mine;
-      sync();
+      if (lane == 0) parts[index() * warps + warp] = mine;
     } else {
 #if __CUDA_ARCH__ >= 900
       const int blocks = cluster();
+      uint64_t* const barrier = barriers_ + given_ % kPlaces;
       if (threadIdx.x == 0)
-        exchange::expect(barriers_ + turn, blocks * warps * static_cast<int>(sizeof mine));
+        exchange::expect(barrier, blocks * warps * static_cast<int>(sizeof mine));
       // A lane for each block of the cluster.
       if (lane < blocks) {
+        constexpr int kValues = sizeof(Part) / sizeof(float);
 #pragma unroll
-        for (int k = 0; k < K; ++k)
-          exchange::send(mine.value[k], parts[block() * warps + warp].value + k, barriers_ + turn,
-                         lane);
+        for (int k = 0; k < kValues; ++k)
+          exchange::send(mine.value[k], parts[block() * warps + warp].value + k, barrier, lane);
       }
-      exchange::wait(barriers_ + turn, turns_ >> 1 & 1);
 #endif
     }
-    ++turns_;
+    ++given_;
+  }
+  // What all warps of the team have given.
+  template <typename Part>
+  __device__ const Part* take() {
+    const Part* parts = place<Part>(taken_);
+    if constexpr (kScope == Scope::kBlock) {
+      parts += index() * (size_ / kWarp);
+      sync();
+    } else {
+#if __CUDA_ARCH__ >= 900
+      exchange::wait(barriers_ + taken_ % kPlaces, taken_ / kPlaces % 2);
+#endif
+    }
+    ++taken_;
     return parts;
   }
 
@@ -250,10 +280,10 @@ class Team {
     }
   }
 
-  uint64_t* barriers_;  // cluster: one for each half of the scratch
+  uint64_t* barriers_;  // cluster: one for each place
   char* scratch_;
   int size_, index_;
-  int turns_ = 0;
+  unsigned given_ = 0, taken_ = 0;
 };
 
 }  // namespace evenkeel::cuda

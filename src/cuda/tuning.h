@@ -76,11 +76,14 @@ constexpr Tile streamed_tile(int64_t cols) {
 inline constexpr int kRingThreads = 512;  // of 128 registers: all that a multiprocessor has
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMinStages = 2;  // one row at work, one on its way
-// Shared memory for what a team's warps exchange: two barriers, and two halves with three floats for
-// each warp of a cluster (or two doubles for each warp of a block).
+// Shared memory for what a team's warps exchange: places with three floats for each warp of a cluster
+// (or two doubles for each warp of a block), and a barrier for each. They take turns.
 inline constexpr int kBarrierBytes = 128;
-inline constexpr int kHalfBytes = 3 * 4 * kMaxCluster * (kRingThreads / kWarp);
-inline constexpr int kReduceBytes = kBarrierBytes + 2 * kHalfBytes;
+inline constexpr int kPlaceBytes = 3 * 4 * kMaxCluster * (kRingThreads / kWarp);
+constexpr int exchange_places(Scope scope) { return scope == Scope::kCluster ? 4 : 2; }
+constexpr int reduce_bytes(Scope scope) {
+  return kBarrierBytes + exchange_places(scope) * kPlaceBytes;
+}
 
 // Columns of a block's part of a row.
 constexpr int64_t part_cols(int64_t cols, const Tile& tile) {
@@ -163,7 +166,7 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
   static_assert(kMinStages * 2 * 2 >= 2 * sizeof(float));
   const int64_t weights =
       tile.elements > kBackwardElements ? tile.capacity() / tile.cluster * sizeof(float) : 0;
-  return kReduceBytes + tile.teams() * tile.stages * slot + weights;
+  return reduce_bytes(tile.scope) + tile.teams() * tile.stages * slot + weights;
 }
 
 // How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "cuda_chips.h"
@@ -121,7 +123,7 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
     // Backward sums are pairs; forward a warp has a mean, squares and a count; streamed rows may
     // have pairs of doubles.
     const auto of_warp = static_cast<int>(tile.streams() ? 2 * sizeof(double) : 3 * sizeof(float));
-    if (tile.threads / kWarp * tile.cluster * of_warp > kHalfBytes) return "no room for the sums";
+    if (tile.threads / kWarp * tile.cluster * of_warp > kPlaceBytes) return "no room for the sums";
     if (tile.streams()) return flaw_of_streamed(c);
     if (c.kind.pass == Pass::kForward) {
       if (tile.stages != 0) return "a forward kernel has no ring";
@@ -157,10 +159,12 @@ int64_t bytes_touched(const Choice& c) {
   const int64_t weights = tile.elements == kBackwardMostElements
                               ? int64_t{tile.team} * tile.elements * int64_t{sizeof(float)}
                               : 0;
-  return kReduceBytes + std::max(tile.teams() * tile.stages * slot, sums) + weights;
+  return reduce_bytes(tile.scope) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
-static_assert(kReduceBytes % kSlotAlignment == 0, "the first slot comes after the sums");
+static_assert(reduce_bytes(Scope::kBlock) % kSlotAlignment == 0 &&
+                  reduce_bytes(Scope::kCluster) % kSlotAlignment == 0,
+              "the first slot comes after the sums");
 
 TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
@@ -258,6 +262,50 @@ TEST(CudaTile, NoLongHalfRowIsStreamedOnAnH200) {
 // The functions stay plain: a tile can be had at compile time.
 static_assert(forward_tile(4096, 2, true, kH200.chip).capacity() >= 4096);
 static_assert(backward_tile(4096, 2, 2, true, kH200.chip).capacity() >= 4096);
+
+// --- What teams exchange (Team of team.cuh)
+
+// Who gives for the n-th time writes into a place that others read when they take: in any order of
+// events, have all taken what was there? ahead: how often a member gives before it first takes.
+bool has_enough_places(int places, int ahead) {
+  constexpr int kTurns = 10;
+  struct Member {
+    int given = 0, taken = 0;
+    auto operator<=>(const Member&) const = default;
+  };
+  using State = std::array<Member, 3>;
+  std::set<State> seen{State{}};
+  std::vector<State> open{State{}};
+  while (!open.empty()) {
+    const State state = open.back();
+    open.pop_back();
+    const auto all = [&](auto condition) {
+      return std::all_of(state.begin(), state.end(), condition);
+    };
+    for (size_t i = 0; i < state.size(); ++i) {
+      State next = state;
+      Member& member = next[i];
+      if (member.given < kTurns && member.given - member.taken < ahead) {
+        if (!all([&](const Member& m) { return m.taken > member.given - places; })) return false;
+        ++member.given;
+      } else if (member.taken < member.given &&
+                 all([&](const Member& m) { return m.given > member.taken; })) {
+        ++member.taken;
+      } else {
+        continue;
+      }
+      if (seen.insert(next).second) open.push_back(next);
+    }
+  }
+  return true;
+}
+
+TEST(CudaExchange, NobodyWritesWhatIsStillToBeRead) {
+  EXPECT_TRUE(has_enough_places(exchange_places(Scope::kBlock), 1));
+  EXPECT_TRUE(has_enough_places(exchange_places(Scope::kCluster), 2));
+  EXPECT_FALSE(has_enough_places(exchange_places(Scope::kBlock) - 1, 1));
+  EXPECT_FALSE(has_enough_places(exchange_places(Scope::kCluster) - 1, 2));
+}
 
 }  // namespace
 }  // namespace evenkeel::cuda
