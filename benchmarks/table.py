@@ -183,6 +183,8 @@ def main():
         sys.exit(__doc__)
     path = pathlib.Path(sys.argv[1])
     name = path.name.partition("-")[0]
+    if name not in TABLES:
+        sys.exit(f"table.py: the name of {path} must begin with one of: {', '.join(TABLES)}")
     table = TABLES[name]
     begin, end = f"<!-- {name}: begin (benchmarks/table.py) -->", f"<!-- {name}: end -->"
     head, rest = DOCUMENT.read_text().split(begin)

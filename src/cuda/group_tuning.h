@@ -158,11 +158,6 @@ inline constexpr int64_t kSectorBytes = 32;  // that are read from memory at lea
 inline constexpr int64_t kColumns = 16;
 
 constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
-  const auto tile_of = [&](int vector, int64_t bytes) {
-    const int64_t base = std::lcm(int64_t{vector}, p.per_group);
-    return std::min(round_up(p.channels, base),
-                    base * std::max<int64_t>(ceil_div(bytes, base * p.x_size), 1));
-  };
   if (p.aligned) {
     const int vector = group_vector(p.channels_last, true, p.x_size);
     const int64_t base = std::lcm(int64_t{vector}, p.per_group);
@@ -174,7 +169,8 @@ constexpr GroupTile group_tile(const GroupProblem& p, const Chip& chip) {
     constexpr struct {
       bool pairs, rereads;
     } kWays[] = {{true, false}, {true, true}, {false, false}, {false, true}};
-    const int64_t widest = tile_of(vector, kTileBytes);
+    const int64_t widest =
+        std::min(round_up(p.channels, base), base * ceil_div(kTileBytes, base * p.x_size));
     int64_t even = widest;
     while (even > 0 && (!is_wide(even) || p.channels % even != 0)) even -= base;
     for (const auto& way : kWays) {
