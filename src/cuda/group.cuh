@@ -98,10 +98,10 @@ __device__ inline void run_group(const Arguments& arguments) {
       body(number, slot);
     }
   };
-  const auto ask = [&](int number, int slot) {
-    const int channel = min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
-    pass.ask(number, channel, numbers);
+  const auto channel_of = [&](int slot) {
+    return min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
   };
+  const auto ask = [&](int number, int slot) { pass.ask(number, channel_of(slot), numbers); };
   const bool sums = kKeeps || !item.again;
   const auto thread = static_cast<int>(threadIdx.x);
   const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
@@ -203,8 +203,7 @@ __device__ inline void run_group(const Arguments& arguments) {
   } else {
     wait_for(scratch.counters[unit.index]);
     for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-      const int channel = min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
-      pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel));
+      pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel_of(slot)));
     }
   }
   __syncthreads();

@@ -65,6 +65,8 @@ struct GroupTile {
   int rows = 0;       // channels last: pixels that a block reads side by side
   int bundles = 0;    // channels last: warps, or rows where these are longer: each has its own sums
   int lanes = 0;      // channels first: threads of a line
+
+  bool operator==(const GroupTile&) const = default;
 };
 
 // Values of a group's part, numbers of a channel in a chunk's table, and a group's results

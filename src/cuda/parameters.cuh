@@ -147,16 +147,6 @@ __device__ inline C weight_of(const Formula& formula, const Asked<X, C>& asked) 
   return weight[0];
 }
 
-// A mean or rstd in a kernel whose x has type X.
-template <typename X, typename C>
-__device__ inline C statistic(const char* from, Dtype stats, int64_t at) {
-  if constexpr (std::is_same_v<X, Any>) {
-    return load_any<C>(from, stats, at);
-  } else {
-    return reinterpret_cast<const float*>(from)[at];
-  }
-}
-
 // One Newton step from the approximation; there is none from 0, infinity or NaN.
 __device__ inline float reciprocal_root(float value) {
   const float root = rsqrtf(value);

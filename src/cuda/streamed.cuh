@@ -11,7 +11,10 @@ namespace evenkeel::cuda {
 // 0 where there is none.
 template <typename X, typename C>
 __device__ inline C statistic_if_any(const char* from, Dtype stats, int64_t row) {
-  return from == nullptr ? C{0} : statistic<X, C>(from, stats, row);
+  if (from == nullptr) return 0;
+  Asked<X, C> asked;
+  asked.statistic(from, stats, row);
+  return asked.statistic();
 }
 
 using StreamedTeam = Team<Scope::kBlock, kWarp, true, kMaxThreads / kWarp>;

@@ -50,6 +50,7 @@ struct Tile {
   constexpr int teams() const { return threads / team; }  // in a block
   // Columns that a team can hold.
   constexpr int64_t capacity() const { return int64_t{team} * elements * cluster; }
+  bool operator==(const Tile&) const = default;
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -77,14 +76,6 @@ Call call_of(const Case& c, Pass pass) {
 
 constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward};
 
-bool is_same(const GroupTile& a, const GroupTile& b) {
-  const auto fields = [](const GroupTile& t) {
-    return std::tie(t.keeps, t.rereads, t.whole, t.vector, t.vectors, t.threads, t.span, t.piece,
-                    t.pieces, t.chunks, t.tile, t.rows, t.bundles, t.lanes);
-  };
-  return fields(a) == fields(b);
-}
-
 // Calls body(chip, case, call, plan) for groups of many sizes, all types, layouts and passes, and
 // with some of the results only.
 template <typename Body>
@@ -118,7 +109,7 @@ TEST(CudaGroupPlan, SplitsSamplesTheSameWayWhateverTheirNumber) {
     for (const int64_t samples : {0, 1, 3, 1000, 100000}) {
       call.outer = samples;
       const GroupPlan other = make_group_plan(call, chip);
-      EXPECT_TRUE(is_same(other.tile, plan.tile)) << samples << " samples";
+      EXPECT_TRUE(other.tile == plan.tile) << samples << " samples";
       EXPECT_EQ(other.untyped, plan.untyped);
       EXPECT_EQ(other.aligned, plan.aligned);
       EXPECT_EQ(other.shared, plan.shared);

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <tuple>
 
 #include "cuda/plan.h"
 #include "cuda_chips.h"
@@ -63,13 +62,6 @@ Call call_of(const Kind& kind, int64_t rows, int64_t cols) {
   return call;
 }
 
-bool is_same(const Tile& a, const Tile& b) {
-  const auto fields = [](const Tile& t) {
-    return std::tie(t.scope, t.team, t.elements, t.cluster, t.threads, t.stages);
-  };
-  return fields(a) == fields(b);
-}
-
 constexpr int64_t kManyRows = kMostBlocks;
 
 // Calls body(choice, rows, call, plan) for rows of some lengths, of all kinds, on all chips.
@@ -100,7 +92,7 @@ TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
   for_plans([](const Choice& c, int64_t, const Call&, const Plan& plan) {
     EXPECT_EQ(plan.untyped == nullptr, c.kind.typed());
     EXPECT_EQ(plan.aligned, c.kind.aligned);
-    EXPECT_TRUE(is_same(plan.tile, c.tile));
+    EXPECT_TRUE(plan.tile == c.tile);
     EXPECT_EQ(plan.shared, shared_of(c.kind, c.cols, c.tile));
   });
 }
