@@ -134,7 +134,7 @@ def tutorial_markdown(path):
     first = rows[0]
     text = [
         f"From `{path.name}`: {first['machine']}, torch {first['torch']}, triton {first['triton']}, "
-        f"commit {first['commit']}. {first['op']} {first['pass']}, {first['dtype']}, "
+        f"{commits(rows)}. {first['op']} {first['pass']}, {first['dtype']}, "
         f"{first['shape'].split('x')[0]} rows, GB/s.",
         "",
         f"| N | {' | '.join(names)} |",
