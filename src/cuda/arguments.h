@@ -70,6 +70,7 @@ struct ForwardArguments {
   char *mean, *rstd;  // nullptr: not wanted
   Dtype stats;
   int64_t rows, cols;
+  int part_cols;  // of a block; not where rows are streamed
 };
 
 struct BackwardArguments {

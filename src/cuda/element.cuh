@@ -2,6 +2,7 @@
 //
 // Access<T, W, C> moves W neighbouring elements of type T between a tensor and registers, as they
 // are stored (Raw) or in the compute type C. W elements are a multiple of 16 bytes, or one element.
+// Vectors lie at multiples of 16 bytes, but for the functions that say otherwise.
 // Access<Any, 1, C> looks the type up at run time and accepts every address: for rare mixes of
 // types, float64, and addresses that are no multiple of the element's size.
 #pragma once
@@ -78,6 +79,17 @@ __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__half value) { return __half2float(value); }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
+// The bytes of two neighbouring words from `place`, a multiple of 2, on.
+__device__ inline uint4 cut(const uint4& low, const uint4& high, int place) {
+  uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = place & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = place & 4 ? w[i + 1] : w[i];
+  const auto rest = [&](int i) { return __funnelshift_r(w[i], w[i + 1], place % 4 * 8); };
+  return make_uint4(rest(0), rest(1), rest(2), rest(3));
+}
+
 template <typename T, int W, typename C>
 struct Access {
   static constexpr int kWidth = W;
@@ -107,6 +119,34 @@ struct Access {
   }
   static __device__ Raw load(const DeviceVector& vector, int64_t index) {
     return load(vector.data + index * static_cast<int64_t>(sizeof(T)));
+  }
+  // The first `count` elements one by one, and zeros.
+  static __device__ Raw load_each(const char* at, int count) {
+    Raw raw{};
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if (k < count) raw.at[k] = reinterpret_cast<const T*>(at)[k];
+    }
+    return raw;
+  }
+  // From any multiple of an element's size: what usually is aligned.
+  static __device__ Raw load_some(const char* at, int count) {
+    const bool aligned = reinterpret_cast<uintptr_t>(at) % sizeof(Word) == 0;
+    return count >= W && aligned ? load(at) : load_each(at, count);
+  }
+  static __device__ Raw load_some(const DeviceVector& vector, int64_t index, int count) {
+    return load_some(vector.data + index * static_cast<int64_t>(sizeof(T)), count);
+  }
+  // The same of 16 bytes in shared memory that usually are not aligned. May read both words that they
+  // are a part of.
+  static __device__ Raw load_loose(const char* at, int count = W) {
+    static_assert(kBytes == 16);
+    if (count < W) return load_each(at, count);
+    const int place = static_cast<int>(__cvta_generic_to_shared(at)) % 16;
+    const Word* word = reinterpret_cast<const Word*>(at - place);
+    Raw raw;
+    reinterpret_cast<Word&>(raw) = place == 0 ? word[0] : cut(word[0], word[1], place);
+    return raw;
   }
   static __device__ Raw load_if(bool valid, const DeviceTensor& tensor, int64_t index) {
     return load_if(valid, tensor.data + index * static_cast<int64_t>(sizeof(T)));
@@ -175,6 +215,13 @@ struct Access {
           *to = word;
         }
       }
+    }
+  }
+  // The first `count` elements one by one.
+  static __device__ void store_each(char* at, const C (&values)[W], int count) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if (k < count) convert(values[k], reinterpret_cast<T*>(at)[k]);
     }
   }
   // The value that is left after a stay in this type.

@@ -16,54 +16,59 @@ struct Typed {
   // Elements in a vector: 16 bytes of the smaller type.
   static constexpr int kVector = sizeof(X) == 4 && sizeof(Y) == 4 ? 4 : 8;
 
-  template <int W, bool kPlain, Scope kScope, int kLanes, int kElements>
+  template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements>
   static Kernel& forward_instance() {
-    return kernel<rows_forward<X, Y, W, kScope, kLanes, kElements, kPlain>>("rows_forward");
+    return kernel<rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned>>(
+        "rows_forward", kScope == Scope::kCluster ? SharedMemory::kRing : SharedMemory::kLittle);
   }
-  template <int W, bool kPlain, size_t kLine = 0>
+  template <bool kPlain, bool kAligned, size_t kLine = 0>
   static Kernel& forward(const Tile& tile) {
-    constexpr auto kMost = [](Scope scope) { return forward_elements(scope, sizeof(X), W > 1); };
-    if constexpr (kLine < forward_short(W > 1).size()) {
-      constexpr ForwardShort kShort = forward_short(W > 1)[kLine];
-      if constexpr (kShort.elements <= kMost(Scope::kWarp)) {
+    constexpr int kMost = forward_most(sizeof(X));
+    if constexpr (kLine < std::size(kForwardShort)) {
+      constexpr ForwardShort kShort = kForwardShort[kLine];
+      if constexpr (kShort.elements <= kMost) {
         if (tile.scope == Scope::kWarp && tile.team == kShort.team &&
             tile.elements == kShort.elements)
-          return forward_instance<W, kPlain, Scope::kWarp, kShort.team, kShort.elements>();
+          return forward_instance<kPlain, kAligned, Scope::kWarp, kShort.team, kShort.elements>();
       }
-      return forward<W, kPlain, kLine + 1>(tile);
+      return forward<kPlain, kAligned, kLine + 1>(tile);
     } else {
       if (tile.streams())
-        return kernel<rows_forward_streamed<X, Y, float, W>>("rows_forward_streamed");
-      return tile.scope == Scope::kBlock
-                 ? forward_instance<W, kPlain, Scope::kBlock, kWarp, kMost(Scope::kBlock)>()
-                 : forward_instance<W, kPlain, Scope::kCluster, kWarp, kMost(Scope::kCluster)>();
+        return kernel<rows_forward_streamed<X, Y, float, kAligned ? kVector : 1>>(
+            "rows_forward_streamed");
+      if (tile.scope == Scope::kCluster)
+        return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
+      if constexpr (sizeof(X) == 2) {
+        if (tile.elements == kMost)
+          return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kMost>();
+      }
+      constexpr int kFew = forward_elements(sizeof(X));
+      return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kFew>();
     }
   }
 
-  template <int W, bool kPlain, Scope kScope, int kLanes, int kElements>
+  template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements>
   static Kernel& backward_instance() {
-    return kernel<rows_backward<X, Y, W, kScope, kLanes, kElements, kPlain>>("rows_backward",
-                                                                             SharedMemory::kRing);
+    return kernel<rows_backward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned>>(
+        "rows_backward", SharedMemory::kRing);
   }
-  template <int W, bool kPlain, size_t kLine = 0>
+  template <bool kPlain, bool kAligned, size_t kLine = 0>
   static Kernel& backward(const Tile& tile) {
     if constexpr (kLine < std::size(kBackwardTeams)) {
       constexpr int kTeam = kBackwardTeams[kLine];
       if (tile.scope == Scope::kWarp && tile.team == kTeam)
-        return backward_instance<W, kPlain, Scope::kWarp, kTeam, kBackwardElements>();
-      return backward<W, kPlain, kLine + 1>(tile);
+        return backward_instance<kPlain, kAligned, Scope::kWarp, kTeam, kBackwardElements>();
+      return backward<kPlain, kAligned, kLine + 1>(tile);
     } else {
       if (tile.streams())
-        return kernel<rows_backward_streamed<X, Y, float, W>>("rows_backward_streamed");
-      if constexpr (W == 1) {
-        if (tile.scope == Scope::kBlock && tile.elements == kBackwardFewElements)
-          return backward_instance<W, kPlain, Scope::kBlock, kWarp, kBackwardFewElements>();
-      }
+        return kernel<rows_backward_streamed<X, Y, float, kAligned ? kVector : 1>>(
+            "rows_backward_streamed");
       if (tile.scope == Scope::kBlock)
-        return backward_instance<W, kPlain, Scope::kBlock, kWarp, kBackwardElements>();
+        return backward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kBackwardElements>();
       return tile.elements == kBackwardElements
-                 ? backward_instance<W, kPlain, Scope::kCluster, kWarp, kBackwardElements>()
-                 : backward_instance<W, kPlain, Scope::kCluster, kWarp, kBackwardMostElements>();
+                 ? backward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kBackwardElements>()
+                 : backward_instance<kPlain, kAligned, Scope::kCluster, kWarp,
+                                     kBackwardMostElements>();
     }
   }
 
@@ -71,17 +76,17 @@ struct Typed {
   // kernels only.
   static Kernel& find_forward(bool plain, bool aligned, const Tile& tile) {
     if constexpr (std::is_same_v<X, Y>) {
-      if (!aligned) return forward<1, false>(tile);
-      if (!plain) return forward<kVector, false>(tile);
+      if (!aligned) return plain ? forward<true, false>(tile) : forward<false, false>(tile);
+      if (!plain) return forward<false, true>(tile);
     }
-    return forward<kVector, true>(tile);
+    return forward<true, true>(tile);
   }
   static Kernel& find_backward(bool plain, bool aligned, const Tile& tile) {
     if constexpr (std::is_same_v<X, Y>) {
-      if (!aligned) return backward<1, true>(tile);
-      if (!plain) return backward<kVector, false>(tile);
+      if (!aligned) return backward<true, false>(tile);
+      if (!plain) return backward<false, true>(tile);
     }
-    return backward<kVector, true>(tile);
+    return backward<true, true>(tile);
   }
   static Kernel& find_column_sums() { return kernel<column_sums<X, Y, float>>("column_sums"); }
   static Kernel& find_fold() {

@@ -11,7 +11,7 @@ namespace evenkeel::cuda {
 
 enum class SharedMemory {
   kLittle,
-  kRing,       // as much as there is
+  kRing,       // as much as there is, for rows
   kAfterRing,  // little, but launched right after a kernel with a ring
 };
 

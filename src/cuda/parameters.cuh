@@ -62,18 +62,27 @@ __device__ inline void weights_at(const Formula& formula, int64_t column, C (&ou
   if (formula.weight.data != nullptr) add_offset(formula, out);
 }
 
+// Of columns `part` + `column` on, none beyond `part` + `cols`. Vectors that are aligned end there, at
+// the latest; others may be cut off.
+template <typename A, bool kAligned>
+__device__ inline typename A::Raw load_vector(const DeviceVector& vector, int64_t part, int column,
+                                              int cols) {
+  if constexpr (kAligned) return A::load(vector, part + min(column, cols - A::kWidth));
+  return A::load_some(vector, part + min(column, cols), cols - column);
+}
+
 // A thread's weights, all loads at once: vectors of W columns from `part` + `first` on, `step` apart,
-// none beyond `part` + `last`. before_use() runs between loads and use.
-template <int kVectors, int W, typename BeforeUse>
+// none beyond `part` + `cols`. before_use() runs between loads and use.
+template <bool kAligned, int kVectors, int W, typename BeforeUse>
 __device__ inline void load_weights(const Formula& formula, int64_t part, int first, int step,
-                                    int last, float (&weight)[kVectors][W],
+                                    int cols, float (&weight)[kVectors][W],
                                     const BeforeUse& before_use) {
   const auto read = [&](auto type) {
     using A = Access<decltype(type), W, float>;
     typename A::Raw raw[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      raw[v] = A::load(formula.weight, part + min(first + v * step, last));
+      raw[v] = load_vector<A, kAligned>(formula.weight, part, first + v * step, cols);
     before_use();
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {

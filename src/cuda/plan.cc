@@ -81,11 +81,11 @@ int64_t persistent_groups(int64_t rows, const Tile& tile, const Chip& chip) {
 void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
   const int64_t rows = call.statistics();
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
-  plan.tile = plan.untyped ? streamed_tile(call.width)
-                           : forward_tile(call.width, x_size, plan.aligned, chip);
+  plan.tile = plan.untyped ? streamed_tile(call.width) : forward_tile(call.width, x_size, chip);
   // 2^36 rows or more; only streamed blocks take several rows, one after the other.
   if (ceil_div(rows, plan.tile.teams()) > kMostBlocks) plan.tile = streamed_tile(call.width);
   plan.groups = std::min(ceil_div(rows, plan.tile.teams()), kMostBlocks);
+  plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile);
 }
 
 void plan_backward(const Call& call, const Chip& chip, Plan& plan) {

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "cuda/arguments.h"
+#include "cuda/element.cuh"
 #include "cuda/team.cuh"
 
 namespace evenkeel::cuda {
@@ -19,6 +19,13 @@ __device__ inline void copy_async(uint32_t to, const void* from) {
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kBytes>
+__device__ inline void copy_vector(const char* to, const char* from) {
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+#pragma unroll
+  for (int i = 0; i < kBytes; i += 16) copy_async(target + i, from + i);
+}
 
 // Until at most `pending` of this thread's committed groups are left.
 __device__ inline void wait_for_copies(int pending) {
@@ -67,32 +74,47 @@ struct Walk {
 // Copies `cols` elements from the cursor. Each thread of an aligned row takes the pieces that it
 // will read. Another row keeps its place within 16 bytes, and is copied with what lies around it in
 // these; only before the first and after the last row of a tensor there may be nothing to read.
-template <typename T, int W, int kElements>
+template <typename T, int W, int kElements, bool kAligned>
 __device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor, int cols,
                                 char* to, int thread, int threads) {
-  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (W > 1) {
+  if constexpr (kAligned) {
     constexpr int kBytes = W * static_cast<int>(sizeof(T));
     const char* from = row.at + thread * kBytes;
 #pragma unroll
     for (int v = 0; v < kElements / W; ++v) {
       if ((thread + v * threads) * W >= cols) continue;
-#pragma unroll
-      for (int i = 0; i < kBytes; i += 16)
-        copy_async(target + (thread + v * threads) * kBytes + i, from + v * threads * kBytes + i);
+      copy_vector<kBytes>(to + (thread + v * threads) * kBytes, from + v * threads * kBytes);
     }
   } else {
     const int place = row.place();
     const int bytes = place + cols * static_cast<int>(sizeof(T));
     const char* from = row.at - place;
+    const int begin = from < tensor.data ? 16 : 0;
+    const auto end = static_cast<int>(min(tensor.end - from, int64_t{bytes} + 16));
     for (int at = thread * 16; at < bytes; at += threads * 16) {
-      if (from + at >= tensor.data && from + at + 16 <= tensor.end) {
-        copy_async(target + at, from + at);
+      if (at >= begin && at + 16 <= end) {
+        copy_vector<16>(to + at, from + at);
         continue;
       }
       for (int i = max(at, place); i < min(at + 16, bytes); i += sizeof(T))
         *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
     }
+  }
+}
+
+// The other way: a row that need not be aligned, from the beginning of 16 bytes in shared memory.
+template <typename T>
+__device__ inline void write_row(const Cursor<T>& row, int cols, const char* from, int thread,
+                                 int threads) {
+  using Vector = Access<T, 16 / static_cast<int>(sizeof(T)), float>;
+  const int bytes = cols * static_cast<int>(sizeof(T));
+  for (int at = thread * 16 - row.place(); at < bytes; at += threads * 16) {
+    if (at >= 0 && at + 16 <= bytes) {
+      *reinterpret_cast<typename Vector::Raw*>(row.at + at) = Vector::load_loose(from + at);
+      continue;
+    }
+    for (int i = max(at, 0); i < min(at + 16, bytes); i += sizeof(T))
+      *reinterpret_cast<T*>(row.at + i) = *reinterpret_cast<const T*>(from + i);
   }
 }
 

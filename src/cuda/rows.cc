@@ -34,8 +34,11 @@ void describe_rows(const Call& call, Note& note) {
     std::snprintf(ring, sizeof ring, ", ring of %d rows, %lld partial sums", tile.stages,
                   static_cast<long long>(plan.partials));
   }
-  note.set("%s, %s, %s loads, blocks of %d threads%s, arithmetic in %s", team, held,
-           plan.aligned ? "16-byte" : "single", tile.threads, ring, name_of(call.compute));
+  const char* loads = plan.aligned     ? "16-byte loads"
+                      : tile.streams() ? "single loads"
+                                       : "16-byte loads, put in place in shared memory";
+  note.set("%s, %s, %s, blocks of %d threads%s, arithmetic in %s", team, held, loads, tile.threads,
+           ring, name_of(call.compute));
 }
 
 size_t rows_workspace(const Call& call) {
@@ -84,14 +87,16 @@ ek_status forward(const Call& call, const Plan& plan) {
                              .rstd = call.rstd,
                              .stats = call.stats,
                              .rows = call.statistics(),
-                             .cols = call.width};
+                             .cols = call.width,
+                             .part_cols = part_of(call, plan.tile)};
   if (arguments.rows == 0) return EK_OK;
   Kernel& kernel = kernels_for(call, plan).forward(plan.plain, plan.aligned, plan.tile);
   return launch(call,
                 {.kernel = kernel,
                  .blocks = plan.groups * plan.tile.cluster,
                  .threads = plan.tile.threads,
-                 .cluster = plan.tile.cluster},
+                 .cluster = plan.tile.cluster,
+                 .shared = plan.shared},
                 &arguments);
 }
 

@@ -32,7 +32,7 @@ class OwnVectors {
   }
 
  private:
-  static constexpr int kFloats = W == 1 ? 1 : 4, kPieces = W / kFloats;
+  static constexpr int kFloats = 4, kPieces = W / kFloats;
   struct alignas(kFloats * sizeof(float)) Piece {
     float value[kFloats];
   };
@@ -40,7 +40,10 @@ class OwnVectors {
   int threads_;
 };
 
-template <typename X, typename D, int W, Scope kScope, int kLanes, int kElements, bool kPlain>
+// Rows that are not aligned: D is X, and their last vector may be cut off. Their dx goes through the
+// slot of x, so that it is written in pieces of 16 bytes, unless x is read once more meanwhile.
+template <typename X, typename D, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
+          bool kAligned>
 __global__ void __launch_bounds__(kRingThreads, 1)
     rows_backward(const __grid_constant__ BackwardArguments a) {
 #if __CUDA_ARCH__ < 900
@@ -49,24 +52,20 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   using In = Access<X, W, float>;
   using InDy = Access<D, W, float>;
   using Element = Gradient<X, W, float>;
-  constexpr bool kAligned = W > 1;
   constexpr int kVectors = kElements / W;
   constexpr bool kHoldsWeight = kElements <= kBackwardElements;
-  // A cluster makes the sums of its next row before it asks for those of this one: they are on their
-  // way for a while. (Rings of longer rows have no slot for that.)
-  constexpr bool kAhead = kScope == Scope::kCluster && kHoldsWeight;
-  // What is read twice is kept in registers if it is small enough beside the sums. Single elements
-  // take a register each.
-  constexpr bool kHolds = !kAhead && (kAligned || kElements <= kBackwardFewElements) &&
-                          kElements * (sizeof(X) + sizeof(D)) <= 64;
+  constexpr bool kAhead = backward_ahead(kScope, kElements);
+  // What is read twice is kept in registers if it is small enough beside the sums, and rows of a block
+  // that would have to be put together twice.
+  constexpr bool kHolds =
+      kHoldsWeight && !kAhead && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= 64);
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
-  char* const rings = scratch + reduce_bytes(kScope);
+  char* const rings = scratch + reduce_bytes(kAhead);
   const Formula& formula = a.formula;
-  Team<kScope, kLanes, kScope == Scope::kCluster> team(scratch, a.team);
+  Team<kScope, kLanes, kScope == Scope::kCluster, kAhead> team(scratch, a.team);
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
-  const int first = team.thread() * W;
-  int step = team.size() * W;
+  const int first = team.thread() * W, step = team.size() * W;
   const float of_row = formula.share;
   const auto x_bytes = static_cast<int>(ring_part(a.part_cols, sizeof(X), kAligned));
   const int slot_bytes = x_bytes + static_cast<int>(ring_part(a.part_cols, sizeof(D), kAligned));
@@ -80,9 +79,9 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   int to_fetch = share.steps;
   const auto fetch = [&](char* slot) {
     if (to_fetch-- <= 0) return;
-    copy_row<X, W, kElements>(next_x, a.x, share.cols, slot, team.thread(), team.size());
-    copy_row<D, W, kElements>(next_dy, a.dy, share.cols, slot + x_bytes, team.thread(),
-                              team.size());
+    copy_row<X, W, kElements, kAligned>(next_x, a.x, share.cols, slot, team.thread(), team.size());
+    copy_row<D, W, kElements, kAligned>(next_dy, a.dy, share.cols, slot + x_bytes, team.thread(),
+                                        team.size());
     const bool wraps = next_walk.move(a.walk);
     next_x.move(a.x_step, wraps);
     next_dy.move(a.dy_step, wraps);
@@ -101,17 +100,18 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   float weight[kHoldsWeight ? kVectors : 1][W];
   OwnVectors<W> weights(rings + a.stages * slot_bytes, team.thread(), team.size());
   if constexpr (kHoldsWeight) {
-    load_weights(formula, share.part, first, step, share.cols - W, weight,
-                 [&] { ring.fill(fetch); });
+    load_weights<kAligned>(formula, share.part, first, step, share.cols, weight,
+                           [&] { ring.fill(fetch); });
   } else {
     ring.fill(fetch);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      weights_at<X>(formula, share.part + min(first + v * step, share.cols - W), weight[0]);
+      load_weights<kAligned>(formula, share.part, first + v * step, 0, share.cols, weight, [] {});
       weights.put(v, weight[0]);
     }
   }
   float dweight[kElements] = {}, dbias[kElements] = {};
+  team.begin();
 
   Cursor<X> dx_at(a.dx, share.row, share.part);
   Walk walk{inside};
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   Cursor<D> dy_at(a.dy, share.row, share.part);
   struct Row {
     const char *xs, *dys;
-    int cols;
+    int cols, place;  // of x in its slot
     float mean, rstd;
     bool wraps;
   };
@@ -127,9 +127,15 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   typename InDy::Raw dy_raw[kHolds ? kVectors : 1];
   const auto load = [&](const Row& row, int v, int place) {
     const int column = first + v * step;
-    x_raw[place] = In::load_if(column < row.cols, row.xs + column * static_cast<int>(sizeof(X)));
-    dy_raw[place] =
-        InDy::load_if(column < row.cols, row.dys + column * static_cast<int>(sizeof(D)));
+    const char* x = row.xs + column * static_cast<int>(sizeof(X));
+    const char* dy = row.dys + column * static_cast<int>(sizeof(D));
+    if constexpr (kAligned) {
+      x_raw[place] = In::load_if(column < row.cols, x);
+      dy_raw[place] = InDy::load_if(column < row.cols, dy);
+    } else {
+      x_raw[place] = In::load_loose(x, row.cols - column);
+      dy_raw[place] = InDy::load_loose(dy, row.cols - column);
+    }
   };
   const auto each = [&](const Row& row, auto body) {
 #pragma unroll
@@ -152,14 +158,27 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     if (a.dx.data == nullptr) return;
     const float from_mean = formula.centers ? -sums[0] * of_row * row.rstd : 0;
     const float from_rstd = -sums[1] * of_row * row.rstd;
+    constexpr bool kThroughSlot = !kAligned && kHolds;
+    char* const slot = const_cast<char*>(row.xs) - (kAligned ? 0 : row.place);
+    if constexpr (kThroughSlot && kScope == Scope::kWarp) team.sync();  // all have read x
     each(row, [&](const Element& e, int v) {
       float dx[W];
 #pragma unroll
       for (int k = 0; k < W; ++k)
         dx[k] = e.g[k] * row.rstd + (e.normalized[k] * from_rstd + from_mean);
-      if (first + v * step < row.cols)
-        In::store(dx_at.at + (first + v * step) * static_cast<int>(sizeof(X)), dx);
+      const int column = first + v * step;
+      char* const to = (kThroughSlot ? slot : dx_at.at) + column * static_cast<int>(sizeof(X));
+      if (column >= row.cols) return;
+      if constexpr (kAligned || kThroughSlot) {
+        In::store(to, dx);
+      } else {
+        In::store_each(to, dx, row.cols - column);
+      }
     });
+    if constexpr (kThroughSlot) {
+      team.sync();
+      write_row(dx_at, row.cols, slot, team.thread(), team.size());
+    }
     dx_at.move(a.dx_step, row.wraps);
   };
 
@@ -171,8 +190,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     row.dys = row.xs + x_bytes;
     row.wraps = walk.move(a.walk);
     if constexpr (!kAligned) {
-      asm volatile("" : "+r"(step));  // or the offsets of all elements would take registers
-      row.xs += x_at.place();
+      row.place = x_at.place();
+      row.xs += row.place;
       row.dys += dy_at.place();
       x_at.move(a.x_step, row.wraps);
       dy_at.move(a.dy_step, row.wraps);
@@ -219,6 +238,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     for (int i = share.steps; i < share.block_steps; ++i) {
       if constexpr (!kAligned) team.sync();
       team.sync();
+      if (!kAligned && a.dx.data != nullptr) team.sync();
     }
   }
   if (a.dweight_partials != nullptr || a.dbias_partials != nullptr) {
@@ -231,8 +251,11 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       for (int v = 0; v < kVectors; ++v) {
         const int column = first + v * step;
         if (column >= share.cols) continue;
-        if constexpr (W == 1) {
-          to[column] = sums[v];
+        if constexpr (!kAligned) {
+#pragma unroll
+          for (int k = 0; k < W; ++k) {
+            if (column + k < share.cols) to[column + k] = sums[v * W + k];
+          }
         } else {
 #pragma unroll
           for (int k = 0; k < W; k += 4) {

@@ -1,14 +1,14 @@
 // Layer norm and RMS norm, forward: one kernel for every way to split a row.
 //
-// A team of threads holds a row in registers. The statistics take two passes over it: each warp
-// finds the mean of its own part, then the squares of what is left, and the warps' results are
-// merged, so that a team meets once only.
+// A team of threads holds a row in registers, or a long row in shared memory. The statistics take two
+// passes over it: each warp finds the mean of its own part, then the squares of what is left, and the
+// warps' results are merged, so that a team meets once only.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/parameters.cuh"
-#include "cuda/team.cuh"
+#include "cuda/ring.cuh"
 
 namespace evenkeel::cuda {
 
@@ -65,16 +65,20 @@ __device__ inline void apply(const ForwardArguments& a, const C (&x)[W], C rstd,
   }
 }
 
-// The most threads of a block, as far as the compiler knows: a divisor of forward_threads().
-template <Scope kScope>
-inline constexpr int kForwardBound = kScope == Scope::kWarp    ? kForwardWarpThreads
-                                     : kScope == Scope::kBlock ? 640
-                                                               : kForwardBlockThreads;
+// The most threads of a block, as far as the compiler knows: a divisor of `threads`, which are those
+// of a multiprocessor.
+constexpr int forward_bound(Scope scope, int threads) {
+  if (scope == Scope::kWarp) return kForwardWarpThreads;
+  return threads % kForwardBlockThreads == 0 ? kForwardBlockThreads : threads / 2;
+}
 
-// kPlain: neither an activation, nor a casting order, nor an offset of the weight.
-template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain>
-__global__ void __launch_bounds__(kForwardBound<kScope>,
-                                  forward_threads(kScope, kElements) / kForwardBound<kScope>)
+// kPlain: neither an activation, nor a casting order, nor an offset of the weight. Rows that are not
+// aligned pass through shared memory on their way in and out, and their last vector may be cut off;
+// X and Y are the same type.
+template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
+          bool kAligned, int kThreads = forward_threads(kScope, sizeof(X), kElements, kAligned)>
+__global__ void __launch_bounds__(forward_bound(kScope, kThreads),
+                                  kThreads / forward_bound(kScope, kThreads))
     rows_forward(const __grid_constant__ ForwardArguments a) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kScope == Scope::kCluster) return;
@@ -82,13 +86,16 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
   using In = Access<X, W, float>;
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
-  constexpr bool kHinted = forward_hints(sizeof(X), kElements);
-  __shared__ __align__(16) char scratch[kScope == Scope::kWarp ? 1 : reduce_bytes(kScope)];
+  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements);
+  constexpr bool kStaged = forward_stages(kScope, kAligned);
+  extern __shared__ __align__(128) uint4 shared[];
+  char* const scratch = reinterpret_cast<char*>(shared);
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
-  const int threads = team.size() * team.cluster();
-  const int first = (team.block() * team.size() + team.thread()) * W, step = threads * W;
+  const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
   const auto cols = static_cast<int>(a.cols);
+  const int end = kScope == Scope::kCluster ? min(part + a.part_cols, cols) : cols;
+  const int first = part + team.thread() * W, step = team.size() * W;
   const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
   int64_t row = static_cast<int64_t>(blockIdx.x / team.cluster()) * teams + team.index();
   // Lanes without a row do what the last row's do, but store nothing.
@@ -97,29 +104,57 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
   prefetch_parameters(formula, a.cols);
   wait_for_previous_kernel();
 
-  const char* from = a.x.data + (a.x.offset(row) + first) * static_cast<int64_t>(sizeof(X));
-  typename In::Raw raw[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const char* at = from + v * step * static_cast<int>(sizeof(X));
-    const bool valid = first + v * step < cols;
-    raw[v] = In::template load_if<kHinted>(valid, at);
+  constexpr int kSize = sizeof(X);
+  char* const slot = scratch + (kScope == Scope::kWarp ? 0 : reduce_bytes(false)) +
+                     team.index() * ring_part(a.part_cols, kSize, kAligned);
+  const Cursor<X> x_at(a.x, row, part);
+  // The elements of a vector that are in the row.
+  const auto valid = [&](int v) {
+    const int left = end - (first + v * step);
+    return kAligned ? (left > 0 ? W : 0) : left;
+  };
+  typename In::Raw raw[kStaged ? 1 : kVectors];
+  if constexpr (kStaged || !kAligned) {
+    copy_row<X, W, kElements, kAligned>(x_at, a.x, end - part, slot, team.thread(), team.size());
+    commit_copies();
   }
-  // Short rows are unpacked and centered once. For long rows every pass does that anew: to hold the
-  // values would take twice the registers.
-  constexpr bool kHolds = kScope == Scope::kWarp && kElements <= 32;
+  if constexpr (!kStaged && kAligned) {
+    const char* const from = a.x.data + (a.x.offset(row) + first) * int64_t{kSize};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      raw[v] = In::template load_if<kHinted>(first + v * step < end, from + v * step * kSize);
+  }
+  team.begin();
+  // A thread of an aligned row waits for its own copies only: nobody else reads them.
+  if constexpr (kStaged || !kAligned) wait_for_copies(0);
+  if constexpr (!kAligned) {
+    team.sync();
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      raw[v] = In::load_loose(slot + x_at.place() + (first - part + v * step) * kSize, valid(v));
+  }
+  // Short rows are unpacked and centered once, and those that are not aligned: they have the registers.
+  // For long rows every pass does that anew: to hold the values would take twice the registers.
+  constexpr bool kHolds = (kScope == Scope::kWarp || !kAligned) && kElements <= 32;
   float held[kHolds ? kVectors : 1][W];
   const auto subtract = [&](int v, float center, float(&x)[W]) {
-    const float valid_center = first + v * step < cols ? center : 0;
+    // What is cut off stays 0: few threads have any of it, and none should pay for it.
+    constexpr bool kLater = kHolds && !kAligned;
 #pragma unroll
-    for (int k = 0; k < W; ++k) x[k] -= valid_center;
+    for (int k = 0; k < W; ++k) x[k] -= kLater || k < valid(v) ? center : 0;
+    if (kLater && valid(v) < W) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) x[k] = k < valid(v) ? x[k] : 0;
+    }
   };
   const auto values = [&](int v, float center, float(&x)[W]) {
     if constexpr (kHolds) {
 #pragma unroll
       for (int k = 0; k < W; ++k) x[k] = held[v][k];
     } else {
-      In::unpack(raw[v], x);
+      if constexpr (kStaged)
+        raw[0] = In::load_if(valid(v), slot + (first - part + v * step) * kSize);
+      In::unpack(raw[kStaged ? 0 : v], x);
       subtract(v, center, x);
     }
   };
@@ -143,10 +178,10 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
   float center = 0, mean = 0, shift = 0, squares = 0;
   if (formula.centers) {
     const float sum = sum_over(0, [](const float(&x)[W]) { return sum_of(x); });
-    int vectors = 0;
+    int elements = 0;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) vectors += first + v * step < cols;
-    const float count = team.warp_count(vectors) * W;
+    for (int v = 0; v < kVectors; ++v) elements += max(0, min(valid(v), W));
+    const float count = team.warp_count(elements);
     mean = center = team.warp_sum(sum) * __frcp_rn(fmaxf(count, 1));
     if constexpr (kHolds) {
 #pragma unroll
@@ -174,7 +209,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
       float z[W];
       values(v, center, z);
 #pragma unroll
-      for (int k = 0; k < W; ++k) z[k] = first + v * step < cols ? z[k] + shift : 0;
+      for (int k = 0; k < W; ++k) z[k] = k < valid(v) ? z[k] + shift : 0;
       sums[0] += sum_of(z);
       sums[1] += sum_of_squares(z);
     }
@@ -193,22 +228,27 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
     if (a.mean != nullptr) reinterpret_cast<float*>(a.mean)[row] = mean;
     if (a.rstd != nullptr) reinterpret_cast<float*>(a.rstd)[row] = rstd;
   }
-  char* to = a.y.data + (a.y.offset(row) + first) * static_cast<int64_t>(sizeof(Y));
+  Cursor<Y> y_at(a.y, row, part);
+  char* const to = (kAligned ? y_at.at : slot) + (first - part) * static_cast<int>(sizeof(Y));
+  if constexpr (!kAligned) team.sync();  // all have read x
   shift *= rstd;
   // With kinds of parameters known at compile time, for the usual ones.
   const bool has_weight = formula.weight.data != nullptr, has_bias = formula.bias.data != nullptr;
   const auto finish = [&](auto type, auto known_weight, auto known_bias) {
     using Parameter = Access<decltype(type), W, float>;
-    constexpr int kSize = sizeof type;
-    const char* weights = formula.weight.data + first * kSize;
-    const char* biases = formula.bias.data + first * kSize;
+    constexpr int kTypeSize = sizeof type;
+    const char* weights = formula.weight.data + first * kTypeSize;
+    const char* biases = formula.bias.data + first * kTypeSize;
+    const auto load = [&](const char* vectors, int v) {
+      const char* at = vectors + v * step * kTypeSize;
+      return kAligned ? Parameter::load(at) : Parameter::load_some(at, valid(v));
+    };
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (first + v * step >= cols || !stores) continue;
+      if (first + v * step >= end || !stores) continue;
       typename Parameter::Raw weight_raw = {}, bias_raw = {};
-      if (known_weight || has_weight) weight_raw = Parameter::load(weights + v * step * kSize);
-      if (known_bias || (!known_weight && has_bias))
-        bias_raw = Parameter::load(biases + v * step * kSize);
+      if (known_weight || has_weight) weight_raw = load(weights, v);
+      if (known_bias || (!known_weight && has_bias)) bias_raw = load(biases, v);
       float weight[W], bias[W], y[W];
       Parameter::unpack(weight_raw, weight);
       Parameter::unpack(bias_raw, bias);
@@ -220,7 +260,7 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
       float x[W];
       values(v, center, x);
       apply<X, kPlain>(a, x, rstd, shift, weight, bias, y);
-      Out::template store<kHinted>(to + v * step * static_cast<int>(sizeof(Y)), y);
+      Out::template store<kHinted && kAligned>(to + v * step * static_cast<int>(sizeof(Y)), y);
     }
   };
   with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
@@ -234,6 +274,10 @@ __global__ void __launch_bounds__(kForwardBound<kScope>,
       finish(type, kUnknown, kUnknown);
     }
   });
+  if constexpr (!kAligned) {
+    team.sync();
+    if (stores) write_row(y_at, end - part, slot, team.thread(), team.size());
+  }
   team.leave();
 }
 

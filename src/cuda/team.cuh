@@ -71,8 +71,9 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 #endif
 }  // namespace exchange
 
-// kAlone: the block has one team.
-template <Scope kScope, int kLanes, bool kAlone, int kMaxWarps = kRingThreads / kWarp>
+// kAlone: the block has one team. kAhead: in a cluster another sum may begin before one is finished.
+template <Scope kScope, int kLanes, bool kAlone, bool kAhead = false,
+          int kMaxWarps = kRingThreads / kWarp>
 class Team {
  public:
   // `scratch` is shared memory for the sums (block and cluster): reduce_bytes() in all.
@@ -87,8 +88,15 @@ class Team {
         for (int i = 0; i < kPlaces; ++i) exchange::init(barriers_ + i);
         exchange::make_inits_visible();
       }
-      meet();
+      asm volatile("barrier.cluster.arrive;" ::: "memory");
     }
+#endif
+  }
+
+  // All blocks of the team have begun, so that values can be sent to them: before the first sum.
+  __device__ void begin() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.wait;" ::: "memory");
 #endif
   }
 
@@ -143,7 +151,7 @@ class Team {
     begin_sum(values);
     finish_sum(values);
   }
-  // The same in two parts. In a cluster another sum may begin before the first one is finished.
+  // The same in two parts.
   template <int K, typename C>
   __device__ void begin_sum(C (&values)[K]) {
     butterfly<kScope == Scope::kWarp ? kLanes : kWarp>(values);
@@ -206,10 +214,10 @@ class Team {
     C value[K];
   };
 
-  // Places of what is exchanged, in turn. In a block nobody can be a whole exchange ahead of a reader.
-  // In a cluster somebody may give twice before he takes; when he gives for the fifth time, all
-  // others have given for the third, so they have taken what was given first.
-  static constexpr int kPlaces = exchange_places(kScope);
+  // Places of what is exchanged, in turn. Nobody can be a whole exchange ahead of a reader. Where
+  // somebody may give twice before he takes, all others have given for the third time when he gives
+  // for the fifth, so they have taken what was given first.
+  static constexpr int kPlaces = exchange_places(kAhead);
   template <typename Part>
   __device__ Part* place(unsigned turn) const {
     return reinterpret_cast<Part*>(scratch_ + turn % kPlaces * kPlaceBytes);

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
 
 namespace evenkeel::cuda {
 
@@ -70,20 +69,22 @@ constexpr Tile streamed_tile(int64_t cols) {
   return {.scope = Scope::kBlock, .team = team, .elements = 0, .threads = team};
 }
 
-// aligned: every row of every tensor begins at a multiple of 16 bytes and has a length to match, so
-// that loads and stores are of 16 bytes; otherwise they are of one element.
+// aligned: every row of every tensor begins at a multiple of 16 bytes and has a length to match.
+// Threads have the same columns of a row that is not: it is moved in pieces of 16 bytes, too, and put
+// together in shared memory. (Streamed rows are moved element by element then.)
 
 // Persistent blocks with rings of rows (ring.cuh).
 inline constexpr int kRingThreads = 512;  // of 128 registers: all that a multiprocessor has
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMinStages = 2;  // one row at work, one on its way
 // Shared memory for what a team's warps exchange: places with three floats for each warp of a cluster
-// (or two doubles for each warp of a block), and a barrier for each. They take turns.
+// (or two doubles for each warp of a block), and a barrier for each. They take turns. ahead: a sum
+// begins before the one before it is finished.
 inline constexpr int kBarrierBytes = 128;
 inline constexpr int kPlaceBytes = 3 * 4 * kMaxCluster * (kRingThreads / kWarp);
-constexpr int exchange_places(Scope scope) { return scope == Scope::kCluster ? 4 : 2; }
-constexpr int reduce_bytes(Scope scope) {
-  return kBarrierBytes + exchange_places(scope) * kPlaceBytes;
+constexpr int exchange_places(bool ahead) { return ahead ? 4 : 2; }
+constexpr int reduce_bytes(bool ahead) {
+  return kBarrierBytes + exchange_places(ahead) * kPlaceBytes;
 }
 
 // Columns of a block's part of a row.
@@ -106,49 +107,70 @@ struct ForwardShort {
 };
 inline constexpr ForwardShort kForwardShort[] = {{4, 16},  {4, 32},  {8, 32},
                                                  {16, 32}, {32, 32}, {32, 64}};
-inline constexpr ForwardShort kForwardShortSingle[] = {{4, 16}, {8, 16}, {16, 16}, {32, 16}};
-constexpr std::span<const ForwardShort> forward_short(bool aligned) {
-  if (aligned) return kForwardShort;
-  return kForwardShortSingle;
-}
 inline constexpr int kForwardWarpThreads = 128;
 inline constexpr int kForwardBlockThreads = 512;
 
-// The most elements that a thread holds: 64 bytes, or 128 where a warp or a cluster has to hold a
-// long row.
-constexpr int forward_elements(Scope scope, int x_size, bool aligned) {
-  if (!aligned) return 16;
-  return (scope == Scope::kBlock ? 64 : 128) / x_size;
+// Elements that a thread holds: 64 bytes, or 128 (long rows of a warp, of half types in a block, and of
+// clusters, where they wait in shared memory).
+constexpr int forward_elements(int x_size) { return 64 / x_size; }
+constexpr int forward_most(int x_size) { return 128 / x_size; }
+
+// Whether a row waits in shared memory, not in registers. (One that is not aligned only passes.)
+constexpr bool forward_stages(Scope scope, bool aligned) {
+  return scope == Scope::kCluster && aligned;
 }
 
-// Threads that a multiprocessor shall hold at least, which says how many registers each has: 48 for
-// rows of a block, else 56 or 64.
-constexpr int forward_threads(Scope scope, int elements) {
-  if (scope == Scope::kBlock) return 1280;
+// Threads that a multiprocessor shall hold at least, which says how many registers each has: 40 for
+// rows in shared memory, 48 for most rows of a block, else 56 or 64.
+constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned) {
+  if (!aligned) return 1024;
+  if (forward_stages(scope, aligned)) return 1536;
+  if (scope == Scope::kBlock && elements == forward_elements(x_size)) return 1280;
   return scope == Scope::kWarp && elements == 16 ? 1152 : 1024;
 }
 
-// Whether loads and stores say that x and y pass by once: it gains up to 12 % where a thread holds
-// much, and loses up to 7 % elsewhere.
-constexpr bool forward_hints(int x_size, int elements) { return x_size * elements >= 128; }
+// Whether loads and stores say that x and y pass by once: it gains 4 to 7 % where a thread of a warp
+// or a cluster holds much, and loses up to 7 % elsewhere.
+constexpr bool forward_hints(Scope scope, int x_size, int elements) {
+  return scope != Scope::kBlock && x_size * elements >= 128;
+}
 
-constexpr Tile forward_tile(int64_t cols, int x_size, bool aligned, const Chip& chip) {
-  for (const ForwardShort& s : forward_short(aligned)) {
-    if (cols > s.team * s.elements || s.elements > forward_elements(Scope::kWarp, x_size, aligned))
-      continue;
+// Of a block.
+constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile) {
+  if (tile.streams()) return 0;
+  const bool passes = !aligned || forward_stages(tile.scope, aligned);
+  return (tile.scope == Scope::kWarp ? 0 : reduce_bytes(false)) +
+         (passes ? tile.teams() * ring_part(part_cols(cols, tile), x_size, aligned) : 0);
+}
+
+constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
+  const int few = forward_elements(x_size), most = forward_most(x_size);
+  for (const ForwardShort& s : kForwardShort) {
+    if (cols > s.team * s.elements || s.elements > most) continue;
     return {.scope = Scope::kWarp,
             .team = s.team,
             .elements = s.elements,
             .threads = kForwardWarpThreads};
   }
-  for (int cluster = 1; cluster <= chip.cluster_limit; cluster *= 2) {
-    const Scope scope = cluster == 1 ? Scope::kBlock : Scope::kCluster;
-    const int elements = forward_elements(scope, x_size, aligned);
-    const int64_t threads = ceil_div(ceil_div(cols, elements), cluster);
-    const auto team = static_cast<int>(round_up(threads, kWarp));
-    if (team > kForwardBlockThreads) continue;
-    return {
-        .scope = scope, .team = team, .elements = elements, .cluster = cluster, .threads = team};
+  struct Split {
+    int elements, smallest, largest, threads;  // of clusters, and the most of a block
+  };
+  const bool half = x_size == 2;
+  const Split splits[] = {{few, 1, 1, half ? 384 : kForwardBlockThreads},
+                          {most, 1, half ? 1 : 0, 256},
+                          {most, 2, 8, 256},
+                          {most, 2, kMaxCluster, kForwardBlockThreads}};
+  for (const Split& split : splits) {
+    const int largest = std::min(split.largest, chip.cluster_limit);
+    for (int cluster = split.smallest; cluster <= largest; cluster *= 2) {
+      const int64_t team = round_up(ceil_div(ceil_div(cols, split.elements), cluster), kWarp);
+      if (team > split.threads) continue;
+      return {.scope = cluster == 1 ? Scope::kBlock : Scope::kCluster,
+              .team = static_cast<int>(team),
+              .elements = split.elements,
+              .cluster = cluster,
+              .threads = static_cast<int>(team)};
+    }
   }
   return streamed_tile(cols);
 }
@@ -156,8 +178,13 @@ constexpr Tile forward_tile(int64_t cols, int x_size, bool aligned, const Chip& 
 // Backward: the weight and the sums of dweight and dbias stay in registers beside the row.
 inline constexpr int kBackwardTeams[] = {4, 8, 16, 32};
 inline constexpr int kBackwardElements = 16;
-inline constexpr int kBackwardFewElements = 8;    // of rows that are not aligned: a register each
 inline constexpr int kBackwardMostElements = 32;  // the weight is in shared memory
+
+// A cluster makes the sums of its next row before it asks for those of this one: they are on their
+// way for a while. (Rings of longer rows have no slot for that.)
+constexpr bool backward_ahead(Scope scope, int elements) {
+  return scope == Scope::kCluster && elements <= kBackwardElements;
+}
 
 constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool aligned,
                                   const Tile& tile) {
@@ -167,7 +194,8 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
   static_assert(kMinStages * 2 * 2 >= 2 * sizeof(float));
   const int64_t weights =
       tile.elements > kBackwardElements ? tile.capacity() / tile.cluster * sizeof(float) : 0;
-  return reduce_bytes(tile.scope) + tile.teams() * tile.stages * slot + weights;
+  return reduce_bytes(backward_ahead(tile.scope, tile.elements)) +
+         tile.teams() * tile.stages * slot + weights;
 }
 
 // How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks
@@ -188,17 +216,14 @@ constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned
       if (fits(tile)) return tile;
     }
   }
-  for (int elements : {kBackwardFewElements, kBackwardElements}) {
-    if (aligned && elements == kBackwardFewElements) continue;
-    const int64_t team = round_up(ceil_div(cols, elements), kWarp);
-    for (int64_t threads : {kRingThreads, kRingThreads / 2}) {
-      if (team > threads) continue;
-      Tile tile{.scope = Scope::kBlock,
-                .team = static_cast<int>(team),
-                .elements = elements,
-                .threads = static_cast<int>(threads / team * team)};
-      if (fits(tile)) return tile;
-    }
+  const int64_t team = round_up(ceil_div(cols, kBackwardElements), kWarp);
+  for (int64_t threads : {kRingThreads, kRingThreads / 2}) {
+    if (team > threads) continue;
+    Tile tile{.scope = Scope::kBlock,
+              .team = static_cast<int>(team),
+              .elements = kBackwardElements,
+              .threads = static_cast<int>(threads / team * team)};
+    if (fits(tile)) return tile;
   }
   for (int elements : {kBackwardElements, kBackwardMostElements}) {
     for (int cluster = 2; cluster <= chip.cluster_limit; cluster *= 2) {

@@ -43,13 +43,13 @@ inline std::vector<Kind> all_kinds() {
 
 inline Tile tile_of(const Kind& kind, int64_t cols, const Chip& chip) {
   return kind.pass == Pass::kForward
-             ? forward_tile(cols, kind.x_size(), kind.aligned, chip)
+             ? forward_tile(cols, kind.x_size(), chip)
              : backward_tile(cols, kind.x_size(), kind.other_size(), kind.aligned, chip);
 }
 
-// Only the backward pass has rings.
 inline int64_t shared_of(const Kind& kind, int64_t cols, const Tile& tile) {
-  if (tile.streams() || kind.pass == Pass::kForward) return 0;
+  if (tile.streams()) return 0;
+  if (kind.pass == Pass::kForward) return forward_shared(cols, kind.x_size(), kind.aligned, tile);
   return backward_shared(cols, kind.x_size(), kind.other_size(), kind.aligned, tile);
 }
 
@@ -57,34 +57,28 @@ inline int64_t shared_of(const Kind& kind, int64_t cols, const Tile& tile) {
 struct Offer {
   std::vector<Tile> warps;  // teams within a warp, smallest first
   int elements;             // of larger teams
-  int few_elements;         // of some blocks
+  int other_elements;       // of some blocks
   int most_elements;        // of a cluster
   int warp_threads, block_threads;
 };
 
 inline Offer offer_of(const Kind& kind) {
   if (kind.pass == Pass::kForward) {
-    const auto most = [&](Scope scope) {
-      return forward_elements(scope, kind.x_size(), kind.aligned);
-    };
+    const int elements = forward_elements(kind.x_size());
+    const int most = forward_most(kind.x_size());
     Offer offer{{},
-                most(Scope::kBlock),
-                most(Scope::kBlock),
-                most(Scope::kCluster),
+                elements,
+                kind.x_size() == 2 ? most : elements,
+                most,
                 kForwardWarpThreads,
                 kForwardBlockThreads};
-    for (const ForwardShort& s : forward_short(kind.aligned)) {
-      if (s.elements <= most(Scope::kWarp))
-        offer.warps.push_back({.team = s.team, .elements = s.elements});
+    for (const ForwardShort& s : kForwardShort) {
+      if (s.elements <= most) offer.warps.push_back({.team = s.team, .elements = s.elements});
     }
     return offer;
   }
-  Offer offer{{},
-              kBackwardElements,
-              kind.aligned ? kBackwardElements : kBackwardFewElements,
-              kBackwardMostElements,
-              kRingThreads,
-              kRingThreads};
+  Offer offer{{},           kBackwardElements, kBackwardElements, kBackwardMostElements,
+              kRingThreads, kRingThreads};
   for (const int team : kBackwardTeams)
     offer.warps.push_back({.team = team, .elements = kBackwardElements});
   return offer;

@@ -16,12 +16,6 @@
 namespace evenkeel::cuda {
 namespace {
 
-// Columns of a row for one block of a cluster. Going forward the blocks' vectors take turns, going
-// backward each block has neighbouring columns.
-int64_t share_of_block(const Choice& c, const Tile& tile) {
-  return c.kind.pass == Pass::kForward ? ceil_div(c.cols, tile.cluster) : part_cols(c.cols, tile);
-}
-
 // Every length of rows that are short, and then some around powers of two and between them.
 const std::vector<int64_t>& all_lengths() {
   static const std::vector<int64_t> lengths = [] {
@@ -60,14 +54,9 @@ TEST(CudaTile, HoldsEveryColumn) {
     const Tile& tile = c.tile;
     if (tile.streams()) return nullptr;
     if (tile.elements % c.kind.vector() != 0) return "a thread holds a piece of a vector";
-    const int64_t share = share_of_block(c, tile);
+    const int64_t share = part_cols(c.cols, tile);
     if (share > int64_t{tile.team} * tile.elements) return "the threads hold too little";
     if (share * tile.cluster < c.cols) return "the blocks hold too little";
-    if (c.kind.pass == Pass::kForward) {
-      return int64_t{tile.team} * (tile.cluster - 1) * c.kind.vector() >= c.cols
-                 ? "the last block has no columns"
-                 : nullptr;
-    }
     if (share % c.kind.vector() != 0) return "a block's share cuts a vector apart";
     return share * (tile.cluster - 1) >= c.cols ? "the last block has no columns" : nullptr;
   });
@@ -86,7 +75,7 @@ const char* flaw_of_block(const Choice& c) {
   constexpr int kNamedBarriers = 15;  // of 16; the first one is __syncthreads()
   if (c.tile.cluster != 1) return "a cluster whose sums stay in a block";
   if (c.tile.team % kWarp != 0) return "a warp that waits in two barriers";
-  if (c.tile.elements != c.offer.elements && c.tile.elements != c.offer.few_elements)
+  if (c.tile.elements != c.offer.elements && c.tile.elements != c.offer.other_elements)
     return "no kernel holds so many elements";
   if (c.tile.threads > c.offer.block_threads) return "more threads than the kernel is compiled for";
   return c.tile.teams() > kNamedBarriers ? "more teams than barriers" : nullptr;
@@ -145,10 +134,16 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
   });
 }
 
-// Bytes of shared memory that a backward kernel touches, counted without padding.
+// Bytes of shared memory that a kernel touches, counted without padding.
 int64_t bytes_touched(const Choice& c) {
   const Tile& tile = c.tile;
-  const int64_t share = share_of_block(c, tile);
+  if (c.kind.pass == Pass::kForward) {
+    const int64_t sums = tile.scope == Scope::kWarp ? 0 : reduce_bytes(false);
+    if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
+    const int64_t before = c.kind.aligned ? 0 : 15;
+    return sums + tile.teams() * (part_cols(c.cols, tile) * c.kind.x_size() + before);
+  }
+  const int64_t share = part_cols(c.cols, tile);
   // A row that is not aligned keeps its place within 16 bytes.
   const int64_t before = c.kind.aligned ? 0 : 15;
   const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
@@ -159,20 +154,20 @@ int64_t bytes_touched(const Choice& c) {
   const int64_t weights = tile.elements == kBackwardMostElements
                               ? int64_t{tile.team} * tile.elements * int64_t{sizeof(float)}
                               : 0;
-  return reduce_bytes(tile.scope) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
+  const bool ahead = backward_ahead(tile.scope, tile.elements);
+  return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
-static_assert(reduce_bytes(Scope::kBlock) % kSlotAlignment == 0 &&
-                  reduce_bytes(Scope::kCluster) % kSlotAlignment == 0,
+static_assert(reduce_bytes(false) % kSlotAlignment == 0 && reduce_bytes(true) % kSlotAlignment == 0,
               "the first slot comes after the sums");
 
 TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
-    if (c.tile.streams() || c.kind.pass == Pass::kForward) return nullptr;
+    if (c.tile.streams()) return nullptr;
     const int64_t shared = shared_of(c.kind, c.cols, c.tile);
     if (shared > c.chip().shared_bytes) return "more shared memory than there is";
     if (shared < bytes_touched(c)) return "less shared memory than is used";
-    if (c.tile.stages == kMaxStages) return nullptr;
+    if (c.kind.pass == Pass::kForward || c.tile.stages == kMaxStages) return nullptr;
     Tile longer = c.tile;
     ++longer.stages;
     return shared_of(c.kind, c.cols, longer) <= c.chip().shared_bytes ? "room for another row"
@@ -187,19 +182,18 @@ bool could_fit(const Choice& c, Tile tile) {
 }
 
 // Whether a cluster of this size (1: a block) could hold the row if it held one only.
-bool could_hold(const Choice& c, int cluster, int elements) {
-  const int threads = c.offer.block_threads;
+bool could_hold(const Choice& c, int cluster, int elements, int threads) {
   const Tile tile{.scope = cluster == 1 ? Scope::kBlock : Scope::kCluster,
                   .team = threads,
                   .elements = elements,
                   .cluster = cluster,
                   .threads = threads};
-  return share_of_block(c, tile) <= int64_t{threads} * elements && could_fit(c, tile);
+  return part_cols(c.cols, tile) <= int64_t{threads} * elements && could_fit(c, tile);
 }
 
 bool some_cluster_could_hold(const Choice& c, int elements) {
   for (int cluster = 2; cluster <= c.chip().cluster_limit; cluster *= 2) {
-    if (could_hold(c, cluster, elements)) return true;
+    if (could_hold(c, cluster, elements, c.offer.block_threads)) return true;
   }
   return false;
 }
@@ -209,7 +203,8 @@ TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
     const Tile& tile = c.tile;
     const Offer& offer = c.offer;
     if (tile.streams()) {
-      return could_hold(c, 1, offer.elements) || some_cluster_could_hold(c, offer.elements) ||
+      return could_hold(c, 1, offer.elements, offer.block_threads) ||
+                     some_cluster_could_hold(c, offer.elements) ||
                      some_cluster_could_hold(c, offer.most_elements)
                  ? "the row need not be streamed"
                  : nullptr;
@@ -222,14 +217,17 @@ TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
       crowded = true;
     }
     if (tile.scope != Scope::kWarp &&
-        share_of_block(c, tile) <= int64_t{tile.team - kWarp} * tile.elements)
+        part_cols(c.cols, tile) <= int64_t{tile.team - kWarp} * tile.elements)
       return "a warp less would do";
     if (tile.scope == Scope::kCluster) {
-      if (could_hold(c, 1, offer.elements)) return "a block would do";
+      if (could_hold(c, 1, offer.elements, offer.block_threads)) return "a block would do";
       if (c.kind.pass == Pass::kBackward && tile.elements > offer.elements &&
           some_cluster_could_hold(c, offer.elements))
         return "fewer elements would do";
-      if (tile.cluster > 2 && could_hold(c, tile.cluster / 2, tile.elements))
+      // Going forward, smaller blocks are better, as long as the cluster is not large.
+      const bool small = c.kind.pass == Pass::kForward && tile.team <= offer.block_threads / 2;
+      if (tile.cluster > 2 && could_hold(c, tile.cluster / 2, tile.elements,
+                                         small ? offer.block_threads / 2 : offer.block_threads))
         return "half the cluster would do";
     }
     const bool smallest = crowded || tile.capacity() == offer.warps.front().capacity();
@@ -260,7 +258,7 @@ TEST(CudaTile, NoLongHalfRowIsStreamedOnAnH200) {
 }
 
 // The functions stay plain: a tile can be had at compile time.
-static_assert(forward_tile(4096, 2, true, kH200.chip).capacity() >= 4096);
+static_assert(forward_tile(4096, 2, kH200.chip).capacity() >= 4096);
 static_assert(backward_tile(4096, 2, 2, true, kH200.chip).capacity() >= 4096);
 
 // --- What teams exchange (Team of team.cuh)
@@ -301,10 +299,10 @@ bool has_enough_places(int places, int ahead) {
 }
 
 TEST(CudaExchange, NobodyWritesWhatIsStillToBeRead) {
-  EXPECT_TRUE(has_enough_places(exchange_places(Scope::kBlock), 1));
-  EXPECT_TRUE(has_enough_places(exchange_places(Scope::kCluster), 2));
-  EXPECT_FALSE(has_enough_places(exchange_places(Scope::kBlock) - 1, 1));
-  EXPECT_FALSE(has_enough_places(exchange_places(Scope::kCluster) - 1, 2));
+  EXPECT_TRUE(has_enough_places(exchange_places(false), 1));
+  EXPECT_TRUE(has_enough_places(exchange_places(true), 2));
+  EXPECT_FALSE(has_enough_places(exchange_places(false) - 1, 1));
+  EXPECT_FALSE(has_enough_places(exchange_places(true) - 1, 2));
 }
 
 }  // namespace
