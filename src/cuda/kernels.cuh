@@ -16,9 +16,12 @@ struct Typed {
   // Elements in a vector: 16 bytes of the smaller type.
   static constexpr int kVector = sizeof(X) == 4 && sizeof(Y) == 4 ? 4 : 8;
 
-  template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements>
+  template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
+            bool kLarge = false>
   static Kernel& forward_instance() {
-    return kernel<rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned>>(
+    constexpr int kThreads = forward_threads(kScope, sizeof(X), kElements, kAligned, kLarge);
+    return kernel<
+        rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kThreads>>(
         "rows_forward", kScope == Scope::kCluster ? SharedMemory::kRing : SharedMemory::kLittle);
   }
   template <bool kPlain, bool kAligned, size_t kLine = 0>
@@ -38,11 +41,14 @@ struct Typed {
             "rows_forward_streamed");
       if (tile.scope == Scope::kCluster)
         return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
+      constexpr int kFew = forward_elements(sizeof(X));
       if constexpr (sizeof(X) == 2) {
         if (tile.elements == kMost)
           return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kMost>();
+      } else if constexpr (kAligned) {
+        if (tile.team > kForwardLargeBlock)
+          return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kFew, true>();
       }
-      constexpr int kFew = forward_elements(sizeof(X));
       return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kFew>();
     }
   }

@@ -74,9 +74,9 @@ constexpr int forward_bound(Scope scope, int threads) {
 
 // kPlain: neither an activation, nor a casting order, nor an offset of the weight. Rows that are not
 // aligned pass through shared memory on their way in and out, and their last vector may be cut off;
-// X and Y are the same type.
+// X and Y are the same type. kThreads: forward_threads().
 template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
-          bool kAligned, int kThreads = forward_threads(kScope, sizeof(X), kElements, kAligned)>
+          bool kAligned, int kThreads>
 __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
                                   kThreads / forward_bound(kScope, kThreads))
     rows_forward(const __grid_constant__ ForwardArguments a) {

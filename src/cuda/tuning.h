@@ -120,13 +120,17 @@ constexpr bool forward_stages(Scope scope, bool aligned) {
   return scope == Scope::kCluster && aligned;
 }
 
-// Threads that a multiprocessor shall hold at least, which says how many registers each has: 40 for
-// rows in shared memory, 48 for most rows of a block, else 56 or 64.
-constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned) {
+// Larger blocks that hold 64 bytes a thread would be alone with another one. Rows of half types are held
+// by smaller ones then; those of float32, which need fewer registers, by three.
+inline constexpr int kForwardLargeBlock = 384;
+
+// Threads that a multiprocessor shall hold at least, which says how many registers each has: 40, 48
+// or 64.
+constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned, bool large) {
   if (!aligned) return 1024;
-  if (forward_stages(scope, aligned)) return 1536;
-  if (scope == Scope::kBlock && elements == forward_elements(x_size)) return 1280;
-  return scope == Scope::kWarp && elements == 16 ? 1152 : 1024;
+  if (large || forward_stages(scope, aligned)) return 1536;
+  if (scope == Scope::kBlock) return elements == forward_elements(x_size) ? 1280 : 1024;
+  return elements == 16 ? 1280 : 1024;
 }
 
 // Whether loads and stores say that x and y pass by once: it gains 4 to 7 % where a thread of a warp
@@ -156,7 +160,7 @@ constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
     int elements, smallest, largest, threads;  // of clusters, and the most of a block
   };
   const bool half = x_size == 2;
-  const Split splits[] = {{few, 1, 1, half ? 384 : kForwardBlockThreads},
+  const Split splits[] = {{few, 1, 1, half ? kForwardLargeBlock : kForwardBlockThreads},
                           {most, 1, half ? 1 : 0, 256},
                           {most, 2, 8, 256},
                           {most, 2, kMaxCluster, kForwardBlockThreads}};
