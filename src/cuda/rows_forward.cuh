@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     commit_copies();
   }
   if constexpr (!kStaged && kAligned) {
+    // Not by way of x_at: then the compiler would load the second vector first, which costs 7 %.
     const char* const from = a.x.data + (a.x.offset(row) + first) * int64_t{kSize};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
