@@ -21,7 +21,7 @@ __device__ inline void copy_async(uint32_t to, const void* from) {
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kBytes>
-__device__ inline void copy_vector(const char* to, const char* from) {
+__device__ inline void copy_vector(char* to, const char* from) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
 #pragma unroll
   for (int i = 0; i < kBytes; i += 16) copy_async(target + i, from + i);
@@ -71,6 +71,13 @@ struct Walk {
   }
 };
 
+// The elements of 16 bytes that are not before `begin` nor behind `end`, one by one.
+template <typename T>
+__device__ inline void copy_some(char* to, const char* from, int at, int begin, int end) {
+  for (int i = max(at, begin); i < min(at + 16, end); i += sizeof(T))
+    *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
+}
+
 // Copies `cols` elements from the cursor. Each thread of an aligned row takes the pieces that it
 // will read. Another row keeps its place within 16 bytes, and is copied with what lies around it in
 // these; only before the first and after the last row of a tensor there may be nothing to read.
@@ -94,10 +101,9 @@ __device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor
     for (int at = thread * 16; at < bytes; at += threads * 16) {
       if (at >= begin && at + 16 <= end) {
         copy_vector<16>(to + at, from + at);
-        continue;
+      } else {
+        copy_some<T>(to, from, at, place, bytes);
       }
-      for (int i = max(at, place); i < min(at + 16, bytes); i += sizeof(T))
-        *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
     }
   }
 }
@@ -111,10 +117,9 @@ __device__ inline void write_row(const Cursor<T>& row, int cols, const char* fro
   for (int at = thread * 16 - row.place(); at < bytes; at += threads * 16) {
     if (at >= 0 && at + 16 <= bytes) {
       *reinterpret_cast<typename Vector::Raw*>(row.at + at) = Vector::load_loose(from + at);
-      continue;
+    } else {
+      copy_some<T>(row.at, from, at, 0, bytes);
     }
-    for (int i = max(at, 0); i < min(at + 16, bytes); i += sizeof(T))
-      *reinterpret_cast<T*>(row.at + i) = *reinterpret_cast<const T*>(from + i);
   }
 }
 

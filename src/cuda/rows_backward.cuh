@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   // What is read twice is kept in registers if it is small enough beside the sums, and rows of a block
   // that would have to be put together twice.
   constexpr bool kHolds =
-      kHoldsWeight && !kAhead && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= 64);
+      kScope != Scope::kCluster && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= 64);
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
   char* const rings = scratch + reduce_bytes(kAhead);

@@ -87,14 +87,15 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
   constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements);
-  constexpr bool kStaged = forward_stages(kScope, kAligned);
+  constexpr bool kCopied = forward_copies(kScope, kAligned);
+  constexpr bool kStays = kCopied && kAligned;  // in shared memory
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
   const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
-  const auto cols = static_cast<int>(a.cols);
-  const int end = kScope == Scope::kCluster ? min(part + a.part_cols, cols) : cols;
+  auto end = static_cast<int>(a.cols);
+  if constexpr (kScope == Scope::kCluster) end = min(end, part + a.part_cols);
   const int first = part + team.thread() * W, step = team.size() * W;
   const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
   int64_t row = static_cast<int64_t>(blockIdx.x / team.cluster()) * teams + team.index();
@@ -113,12 +114,11 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     const int left = end - (first + v * step);
     return kAligned ? (left > 0 ? W : 0) : left;
   };
-  typename In::Raw raw[kStaged ? 1 : kVectors];
-  if constexpr (kStaged || !kAligned) {
+  typename In::Raw raw[kStays ? 1 : kVectors];
+  if constexpr (kCopied) {
     copy_row<X, W, kElements, kAligned>(x_at, a.x, end - part, slot, team.thread(), team.size());
     commit_copies();
-  }
-  if constexpr (!kStaged && kAligned) {
+  } else {
     // Not by way of x_at: then the compiler would load the second vector first, which costs 7 %.
     const char* const from = a.x.data + (a.x.offset(row) + first) * int64_t{kSize};
 #pragma unroll
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   }
   team.begin();
   // A thread of an aligned row waits for its own copies only: nobody else reads them.
-  if constexpr (kStaged || !kAligned) wait_for_copies(0);
+  if constexpr (kCopied) wait_for_copies(0);
   if constexpr (!kAligned) {
     team.sync();
 #pragma unroll
@@ -153,9 +153,9 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 #pragma unroll
       for (int k = 0; k < W; ++k) x[k] = held[v][k];
     } else {
-      if constexpr (kStaged)
+      if constexpr (kStays)
         raw[0] = In::load_if(valid(v), slot + (first - part + v * step) * kSize);
-      In::unpack(raw[kStaged ? 0 : v], x);
+      In::unpack(raw[kStays ? 0 : v], x);
       subtract(v, center, x);
     }
   };

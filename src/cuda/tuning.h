@@ -109,15 +109,18 @@ inline constexpr ForwardShort kForwardShort[] = {{4, 16},  {4, 32},  {8, 32},
                                                  {16, 32}, {32, 32}, {32, 64}};
 inline constexpr int kForwardWarpThreads = 128;
 inline constexpr int kForwardBlockThreads = 512;
+// Where a thread holds much: better than larger ones, as long as a cluster has at most eight.
+inline constexpr int kForwardSmallBlock = 256;
 
 // Elements that a thread holds: 64 bytes, or 128 (long rows of a warp, of half types in a block, and of
 // clusters, where they wait in shared memory).
 constexpr int forward_elements(int x_size) { return 64 / x_size; }
 constexpr int forward_most(int x_size) { return 128 / x_size; }
 
-// Whether a row waits in shared memory, not in registers. (One that is not aligned only passes.)
-constexpr bool forward_stages(Scope scope, bool aligned) {
-  return scope == Scope::kCluster && aligned;
+// Whether a row is copied into shared memory. There those of clusters stay; one that is not aligned goes
+// on into registers.
+constexpr bool forward_copies(Scope scope, bool aligned) {
+  return scope == Scope::kCluster || !aligned;
 }
 
 // Larger blocks that hold 64 bytes a thread would be alone with another one. Rows of half types are held
@@ -128,7 +131,7 @@ inline constexpr int kForwardLargeBlock = 384;
 // or 64.
 constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned, bool large) {
   if (!aligned) return 1024;
-  if (large || forward_stages(scope, aligned)) return 1536;
+  if (large || scope == Scope::kCluster) return 1536;
   if (scope == Scope::kBlock) return elements == forward_elements(x_size) ? 1280 : 1024;
   return elements == 16 ? 1280 : 1024;
 }
@@ -142,9 +145,9 @@ constexpr bool forward_hints(Scope scope, int x_size, int elements) {
 // Of a block.
 constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile) {
   if (tile.streams()) return 0;
-  const bool passes = !aligned || forward_stages(tile.scope, aligned);
+  const int64_t rows = tile.teams() * ring_part(part_cols(cols, tile), x_size, aligned);
   return (tile.scope == Scope::kWarp ? 0 : reduce_bytes(false)) +
-         (passes ? tile.teams() * ring_part(part_cols(cols, tile), x_size, aligned) : 0);
+         (forward_copies(tile.scope, aligned) ? rows : 0);
 }
 
 constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
@@ -157,13 +160,14 @@ constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
             .threads = kForwardWarpThreads};
   }
   struct Split {
-    int elements, smallest, largest, threads;  // of clusters, and the most of a block
+    int elements, threads;          // the most of a block
+    int smallest = 1, largest = 1;  // clusters
   };
   const bool half = x_size == 2;
-  const Split splits[] = {{few, 1, 1, half ? kForwardLargeBlock : kForwardBlockThreads},
-                          {most, 1, half ? 1 : 0, 256},
-                          {most, 2, 8, 256},
-                          {most, 2, kMaxCluster, kForwardBlockThreads}};
+  const Split splits[] = {{few, half ? kForwardLargeBlock : kForwardBlockThreads},
+                          {most, half ? kForwardSmallBlock : 0},
+                          {most, kForwardSmallBlock, 2, 8},
+                          {most, kForwardBlockThreads, 2, kMaxCluster}};
   for (const Split& split : splits) {
     const int largest = std::min(split.largest, chip.cluster_limit);
     for (int cluster = split.smallest; cluster <= largest; cluster *= 2) {

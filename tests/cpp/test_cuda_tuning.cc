@@ -137,15 +137,14 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
 // Bytes of shared memory that a kernel touches, counted without padding.
 int64_t bytes_touched(const Choice& c) {
   const Tile& tile = c.tile;
-  if (c.kind.pass == Pass::kForward) {
-    const int64_t sums = tile.scope == Scope::kWarp ? 0 : reduce_bytes(false);
-    if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
-    const int64_t before = c.kind.aligned ? 0 : 15;
-    return sums + tile.teams() * (part_cols(c.cols, tile) * c.kind.x_size() + before);
-  }
   const int64_t share = part_cols(c.cols, tile);
   // A row that is not aligned keeps its place within 16 bytes.
   const int64_t before = c.kind.aligned ? 0 : 15;
+  if (c.kind.pass == Pass::kForward) {
+    const int64_t sums = tile.scope == Scope::kWarp ? 0 : reduce_bytes(false);
+    if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
+    return sums + tile.teams() * (share * c.kind.x_size() + before);
+  }
   const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
   // At the end teams, or warps of small ones, add up their dweight and dbias, if they are several.
   const int64_t writers = tile.threads / std::max(tile.team, kWarp);
@@ -167,6 +166,9 @@ TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
     const int64_t shared = shared_of(c.kind, c.cols, c.tile);
     if (shared > c.chip().shared_bytes) return "more shared memory than there is";
     if (shared < bytes_touched(c)) return "less shared memory than is used";
+    // Kernels that ask for no more have 48 KB.
+    if (c.kind.pass == Pass::kForward && c.tile.scope != Scope::kCluster && shared > 48 << 10)
+      return "more shared memory than a kernel has that does not ask for it";
     if (c.kind.pass == Pass::kForward || c.tile.stages == kMaxStages) return nullptr;
     Tile longer = c.tile;
     ++longer.stages;
@@ -225,9 +227,9 @@ TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
           some_cluster_could_hold(c, offer.elements))
         return "fewer elements would do";
       // Going forward, smaller blocks are better, as long as the cluster is not large.
-      const bool small = c.kind.pass == Pass::kForward && tile.team <= offer.block_threads / 2;
+      const bool small = c.kind.pass == Pass::kForward && tile.team <= kForwardSmallBlock;
       if (tile.cluster > 2 && could_hold(c, tile.cluster / 2, tile.elements,
-                                         small ? offer.block_threads / 2 : offer.block_threads))
+                                         small ? kForwardSmallBlock : offer.block_threads))
         return "half the cluster would do";
     }
     const bool smallest = crowded || tile.capacity() == offer.warps.front().capacity();
