@@ -64,7 +64,8 @@ __device__ inline void wait_for(GroupCounters& counters) {
 //                          lanes get it. tell(body) is for a Part of parts
 //   keep(channel, piece, ...)   a slot's sums, if keeps_sums()
 //   finish(part, results)  a group's results; publish(group, results) gives them to the caller
-//   complete(slot, results)   a channel's numbers from its group's results
+//   complete(slot, results)   a channel's numbers from its group's results; or (kDirect)
+//   leave(slot, results)   a group's results, for those who will use them, at its first slot
 //   apply()                the outputs of the chunk
 template <bool kKeeps, bool kLast, typename Pass, typename Arguments>
 __device__ inline void run_group(const Arguments& arguments) {
@@ -86,10 +87,15 @@ __device__ inline void run_group(const Arguments& arguments) {
   char* const mail_place = group_memory + (kKeeps ? shape.kept : 0);
   Mail<Part> mail(mail_place, kKeeps ? chunks : 1, groups);
   Pass pass(arguments, unit, place, group_memory, reinterpret_cast<C*>(mail_place + shape.mail));
-  // Sums of the first half are made while the second is on its way.
-  const int half = kKeeps ? min(max(place.count / 2, 2), place.count) : place.count;
+  // What is kept comes in parts: sums of one are made while the next ones are on their way.
+  constexpr int kParts = kKeeps ? Pass::kKeptParts : 1;
+  const auto end_of = [&](int part) {
+    return part + 1 == kParts ? place.count
+                              : min(max(place.count * (part + 1) / kParts, 2), place.count);
+  };
   wait_for_previous_kernel();
-  // Numbers of the table, each by another thread, which asks for it before it asks for what is kept.
+  // Numbers of the table, each by another thread, which asks for it after the first part of what is
+  // kept: it takes a while to find out where they lie.
   typename Pass::Numbers numbers;
   const auto each_number = [&](int first, int last, const auto& body) {
     for (int i = first; i < last; i += blockDim.x) {
@@ -105,12 +111,13 @@ __device__ inline void run_group(const Arguments& arguments) {
   const bool sums = kKeeps || !item.again;
   const auto thread = static_cast<int>(threadIdx.x);
   const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
-  if constexpr (kKeeps) each_number(thread, min(last, static_cast<int>(blockDim.x)), ask);
-  pass.load(0, half);
-  if constexpr (kKeeps) {
-    commit_copies();
-    pass.load(half, place.count);
-    commit_copies();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    pass.load(part == 0 ? 0 : end_of(part - 1), end_of(part));
+    if constexpr (kKeeps) {
+      commit_copies();
+      if (part == 0) each_number(thread, min(last, static_cast<int>(blockDim.x)), ask);
+    }
   }
   each_number(thread, last, [&](int number, int slot) {
     if (!kKeeps || number * slots + slot != thread) ask(number, slot);
@@ -126,26 +133,29 @@ __device__ inline void run_group(const Arguments& arguments) {
     const SlotSums<kLast, kStride, C> slot_sums{pass.table.end(), slots};
     {
       C of_thread[2][Pass::kSums] = {};
-      if constexpr (kKeeps) wait_for_copies(1);
-      pass.begin_sums();
-      pass.sum(0, half, of_thread);
-      if constexpr (kKeeps) {
-        wait_for_copies(0);
-        pass.sum(half, place.count, of_thread);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if constexpr (kKeeps) wait_for_copies(kParts - 1 - part);
+        if (part == 0) pass.begin_sums();
+        pass.sum(part == 0 ? 0 : end_of(part - 1), end_of(part), of_thread);
       }
       slot_sums.make(shape, place, of_thread);
     }
-    const int slots_of_group = kLast ? static_cast<int>(shape.per_group.value) : slots;
+    const int slots_of_group = kLast ? static_cast<int>(shape.per_group.value) / kStride : slots;
     // From a group's part to the results.
-    const auto conclude = [&](int group, const Part& part, const Crew& crew, bool valid) {
+    const auto conclude = [&](int group, const Part& part, const auto& crew, bool valid) {
       C result[kGroupResults];
       pass.finish(part, result);
       if constexpr (kKeeps) {
         __syncwarp();  // the crew's other lanes have read the table
         const auto of_group = place.slots_of(shape, unit, chunk, group);
-        for (int slot = of_group.first + crew.lane(); slot < of_group.last && valid;
-             slot += crew.lanes())
-          pass.complete(slot, result);
+        if constexpr (Pass::kDirect) {
+          if (crew.lane() == 0 && valid) pass.leave(of_group.first, result);
+        } else {
+          for (int slot = of_group.first + crew.lane(); slot < of_group.last && valid;
+               slot += crew.lanes())
+            pass.complete(slot, result);
+        }
       }
       if (crew.lane() != 0 || !valid) return;
       if constexpr (!kKeeps) {
@@ -157,7 +167,8 @@ __device__ inline void run_group(const Arguments& arguments) {
     if constexpr (kKeeps) mail.open();
     // A group that is kept has one crew, for its slots here and its parts from all blocks: who changes
     // its numbers has used them before.
-    const Crew of_slots(kKeeps && chunks > 1 ? max(chunks, slots_of_group) : slots_of_group);
+    const Crew<Pass::kDirect> of_slots(kKeeps && chunks > 1 ? max(chunks, slots_of_group)
+                                                            : slots_of_group);
     of_slots.each(groups, [&](int group, bool valid) {
       auto of_group = place.slots_of(shape, unit, chunk, group);
       if (!valid) of_group.last = of_group.first;
@@ -189,7 +200,7 @@ __device__ inline void run_group(const Arguments& arguments) {
       } else if (!is_last(scratch.counters[unit.index], chunks)) {
         return;
       }
-      const Crew of_chunks(kKeeps ? max(chunks, slots_of_group) : chunks);
+      const Crew<Pass::kDirect> of_chunks(kKeeps ? max(chunks, slots_of_group) : chunks);
       of_chunks.each(groups, [&](int group, bool valid) {
         const Part part(of_chunks, [&](auto body) {
 #pragma unroll(kKeeps ? 1 : 8)

@@ -14,8 +14,8 @@ struct GradientSums {
   static constexpr int kValues = 2;
   C value[kValues] = {};
 
-  template <typename Each>
-  __device__ GradientSums(const Crew& crew, const Each& each) {
+  template <typename AnyCrew, typename Each>
+  __device__ GradientSums(const AnyCrew& crew, const Each& each) {
     each([&](C product, C plain) {
       value[0] += product;
       value[1] += plain;
@@ -44,8 +44,8 @@ struct GroupBackward {
   // mean; rstd, then the factor of x - mean in dx; weight, then what is added to dx; bias; and, after
   // sums, the factor of dz in dx.
   enum Number { kMean, kRstd, kWeight, kBias, kScale };
-  static constexpr int kForSums = 4, kForOutputs = 4;
-  static constexpr bool kSumsNeedNumbers = true;
+  static constexpr int kForSums = 4, kForOutputs = 4, kKeptParts = 2;
+  static constexpr bool kSumsNeedNumbers = true, kDirect = false;
   const Table<group_numbers(true), kChannels, C> table;
   Held<In, kVectors, kKeeps> held_x;
   std::conditional_t<kRereads, Reread<InDy>, Held<InDy, kVectors, kKeeps>> held_dy;

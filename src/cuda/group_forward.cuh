@@ -17,8 +17,8 @@ struct alignas(16) Moments {
 
   // For each(body), which calls body(number of values, a center near them, the sums of distances from
   // it and of their squares) for those that a lane knows.
-  template <typename Each>
-  __device__ Moments(const Crew& crew, const Each& each) {
+  template <typename AnyCrew, typename Each>
+  __device__ Moments(const AnyCrew& crew, const Each& each) {
     C sums[2] = {};
     each([&](C count, C center, C rest, C) {
       sums[0] += count;
@@ -59,9 +59,10 @@ struct GroupForward {
   const GroupForwardArguments& a;
   const Unit& unit;
   const Place& place;
-  // weight, then weight * rstd; bias; the slot's center, then its group's mean.
+  // weight, then weight * rstd; bias; the slot's center, then its group's mean. (Or, kDirect, centers,
+  // then results of groups; the others stay as they are.)
   enum Number { kWeight, kBias, kMean };
-  static constexpr int kForSums = kLast ? 3 : 2, kForOutputs = 2;
+  static constexpr int kForSums = kLast ? 3 : 2, kForOutputs = 2, kKeptParts = 3;
   static constexpr bool kSumsNeedNumbers = kLast;
   const Table<group_numbers(false), kChannels, C> table;
   Held<In, kVectors, kKeeps> held;
@@ -195,6 +196,11 @@ struct GroupForward {
     store(a.rstd, results[2]);
   }
 
+  static constexpr bool kDirect = kWhole;
+  __device__ void leave(int first, const C (&results)[kGroupResults]) const {
+#pragma unroll
+    for (int i = 0; i < kGroupResults; ++i) table.at(kMean, first + i) = results[i];
+  }
   __device__ void complete(int slot, const C* results) const {
     const C scale = table.at(kWeight, slot) * results[2];
     table.at(kMean, slot) = results[0];
@@ -204,9 +210,24 @@ struct GroupForward {
 
   __device__ void apply() {
     C mean[kChannels], scale[kChannels], shift[kChannels];
-    table.get(kMean, place.slot, mean);
+    if constexpr (!kDirect) table.get(kMean, place.slot, mean);
     table.get(kWeight, place.slot, scale);
     table.get(kBias, place.slot, shift);
+    if constexpr (kDirect) {
+      const auto& per_group = a.shape.per_group;
+      const int in_group =
+          place.channel - per_group.quotient(place.channel) * static_cast<int>(per_group.value);
+      C results[kGroupResults];
+#pragma unroll
+      for (int i = 0; i < kGroupResults; ++i)
+        results[i] = table.at(kMean, place.slot - in_group + i);
+#pragma unroll
+      for (int k = 0; k < kChannels; ++k) {
+        mean[k] = results[0];
+        scale[k] *= results[2];
+        shift[k] -= results[1] * scale[k];
+      }
+    }
     auto to = place.walk(a.shape, a.y, unit);
     const auto store = [&](const auto& activate) {
       each(0, place.count, [&](const C(&x)[W]) {

@@ -109,7 +109,8 @@ struct Table {
   __device__ C* end() const { return data + round_up(kNumbers * slots, 4); }
 };
 
-// Some of a warp's lanes: a power of two.
+// Some of a warp's lanes: a power of two. kFew: so few that it is worth to skip what others would do.
+template <bool kFew>
 struct Crew {
   int log_lanes;
 
@@ -122,10 +123,11 @@ struct Crew {
   __device__ void sum(C (&values)[kValues]) const {
 #pragma unroll
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      if (kFew && distance >= lanes()) continue;
 #pragma unroll
       for (C& value : values) {
         const C other = __shfl_xor_sync(0xffffffff, value, distance);
-        value += distance < lanes() ? other : C{0};
+        value += kFew || distance < lanes() ? other : C{0};
       }
     }
   }
@@ -190,7 +192,8 @@ class Mail {
 #endif
   }
   // A crew's part to all blocks.
-  __device__ void send(int from, int group, const Part& part, const Crew& crew, bool valid) {
+  template <typename AnyCrew>
+  __device__ void send(int from, int group, const Part& part, const AnyCrew& crew, bool valid) {
 #if __CUDA_ARCH__ >= 900
     if (!valid) return;
     auto* const to = reinterpret_cast<float*>(parts_ + from * groups_ + group);

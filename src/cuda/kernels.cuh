@@ -17,11 +17,12 @@ struct Typed {
   static constexpr int kVector = sizeof(X) == 4 && sizeof(Y) == 4 ? 4 : 8;
 
   template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
-            bool kLarge = false>
+            bool kLarge = false, bool kEarly = false>
   static Kernel& forward_instance() {
-    constexpr int kThreads = forward_threads(kScope, sizeof(X), kElements, kAligned, kLarge);
+    constexpr int kThreads =
+        forward_threads(kScope, sizeof(X), kElements, kAligned, kLarge, kEarly);
     return kernel<
-        rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kThreads>>(
+        rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kThreads, kEarly>>(
         "rows_forward", kScope == Scope::kCluster ? SharedMemory::kRing : SharedMemory::kLittle);
   }
   template <bool kPlain, bool kAligned, size_t kLine = 0>
@@ -39,12 +40,21 @@ struct Typed {
       if (tile.streams())
         return kernel<rows_forward_streamed<X, Y, float, kAligned ? kVector : 1>>(
             "rows_forward_streamed");
-      if (tile.scope == Scope::kCluster)
+      if (tile.scope == Scope::kCluster) {
+        if constexpr (kAligned) {
+          if (tile.team > kForwardLargeBlock)
+            return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost, true>();
+        }
         return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
+      }
       constexpr int kFew = forward_elements(sizeof(X));
       if constexpr (sizeof(X) == 2) {
         if (tile.elements == kMost)
           return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kMost>();
+        if constexpr (kPlain && kAligned && std::is_same_v<X, Y>) {
+          if (tile.early)
+            return forward_instance<true, true, Scope::kBlock, kWarp, kFew, false, true>();
+        }
       } else if constexpr (kAligned) {
         if (tile.team > kForwardLargeBlock)
           return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kFew, true>();

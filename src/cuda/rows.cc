@@ -27,7 +27,8 @@ void describe_rows(const Call& call, Note& note) {
                   plan.untyped ? ", types looked up at run time: " : "",
                   plan.untyped ? plan.untyped : "");
   } else {
-    std::snprintf(held, sizeof held, "%d elements a thread", tile.elements);
+    std::snprintf(held, sizeof held, "%d elements a thread%s", tile.elements,
+                  tile.early ? ", weight asked for before sums" : "");
   }
   char ring[64] = "";
   if (tile.stages > 0) {

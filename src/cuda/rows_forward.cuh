@@ -5,6 +5,7 @@
 // warps' results are merged, so that a team meets once only.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "cuda/parameters.cuh"
@@ -74,9 +75,10 @@ constexpr int forward_bound(Scope scope, int threads) {
 
 // kPlain: neither an activation, nor a casting order, nor an offset of the weight. Rows that are not
 // aligned pass through shared memory on their way in and out, and their last vector may be cut off;
-// X and Y are the same type. kThreads: forward_threads().
+// X and Y are the same type. kThreads: forward_threads(). kEarly: RMS norm with a weight of type X, which
+// is asked for before sums are made, and no bias.
 template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
-          bool kAligned, int kThreads>
+          bool kAligned, int kThreads, bool kEarly>
 __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
                                   kThreads / forward_bound(kScope, kThreads))
     rows_forward(const __grid_constant__ ForwardArguments a) {
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   using In = Access<X, W, float>;
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
-  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements);
+  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements, kThreads);
   constexpr bool kCopied = forward_copies(kScope, kAligned);
   constexpr bool kStays = kCopied && kAligned;  // in shared memory
   extern __shared__ __align__(128) uint4 shared[];
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   if constexpr (kScope == Scope::kCluster) end = min(end, part + a.part_cols);
   const int first = part + team.thread() * W, step = team.size() * W;
   const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
-  int64_t row = static_cast<int64_t>(blockIdx.x / team.cluster()) * teams + team.index();
+  int64_t row = static_cast<int64_t>(team.cluster_index()) * teams + team.index();
   // Lanes without a row do what the last row's do, but store nothing.
   const bool stores = row < a.rows;
   row = min(row, a.rows - 1);
@@ -106,7 +108,8 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   wait_for_previous_kernel();
 
   constexpr int kSize = sizeof(X);
-  char* const slot = scratch + (kScope == Scope::kWarp ? 0 : reduce_bytes(false)) +
+  char* const slot = scratch +
+                     (kScope == Scope::kWarp ? 0 : reduce_bytes(false, team.exchange_warps())) +
                      team.index() * ring_part(a.part_cols, kSize, kAligned);
   const Cursor<X> x_at(a.x, row, part);
   // The elements of a vector that are in the row.
@@ -124,6 +127,13 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       raw[v] = In::template load_if<kHinted>(first + v * step < end, from + v * step * kSize);
+  }
+  typename In::Raw early[kEarly ? kVectors : 1];
+  if constexpr (kEarly) {
+    const char* const weights = formula.weight.data + first * kSize;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      early[v] = In::load_if(first + v * step < end, weights + v * step * kSize);
   }
   team.begin();
   // A thread of an aligned row waits for its own copies only: nobody else reads them.
@@ -177,7 +187,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 
   // Each warp centers its own values; the rest of the way to the row's mean is `shift`.
   float center = 0, mean = 0, shift = 0, squares = 0;
-  if (formula.centers) {
+  if (!kEarly && formula.centers) {
     const float sum = sum_over(0, [](const float(&x)[W]) { return sum_of(x); });
     int elements = 0;
 #pragma unroll
@@ -223,7 +233,6 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     shift -= rest;
     if constexpr (!kHolds) In::forget(raw);
   }
-  team.take_leave();
   const float rstd = reciprocal_root(variance + static_cast<float>(formula.eps));
   if (first == 0 && stores) {
     if (a.mean != nullptr) reinterpret_cast<float*>(a.mean)[row] = mean;
@@ -244,42 +253,62 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
       const char* at = vectors + v * step * kTypeSize;
       return kAligned ? Parameter::load(at) : Parameter::load_some(at, valid(v));
     };
+    // They come from the second cache, and a store keeps the compiler from asking for those behind it.
+    constexpr int kEach = (known_weight && !known_bias ? 1 : 2) * sizeof(typename Parameter::Raw);
+    constexpr int kTogether = kStays ? std::max(1, forward_parameters(kThreads) / kEach) : 1;
+    static_assert(kVectors % kTogether == 0);
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (first + v * step >= end || !stores) continue;
-      typename Parameter::Raw weight_raw = {}, bias_raw = {};
-      if (known_weight || has_weight) weight_raw = load(weights, v);
-      if (known_bias || (!known_weight && has_bias)) bias_raw = load(biases, v);
-      float weight[W], bias[W], y[W];
-      Parameter::unpack(weight_raw, weight);
-      Parameter::unpack(bias_raw, bias);
-      if constexpr (!known_weight) {
-        const float offset = has_weight ? formula.weight_offset.narrow : 1.0f;
+    for (int at = 0; at < kVectors; at += kTogether) {
+      if (first + at * step >= end || !stores) continue;
+      typename Parameter::Raw weight_raw[kTogether] = {}, bias_raw[kTogether] = {};
 #pragma unroll
-        for (int k = 0; k < W; ++k) weight[k] += offset;
+      for (int i = 0; i < kTogether; ++i) {
+        if (i > 0 && first + (at + i) * step >= end) continue;
+        if constexpr (kEarly) {
+          weight_raw[i] = early[at + i];
+          continue;
+        }
+        if (known_weight || has_weight) weight_raw[i] = load(weights, at + i);
+        if (known_bias || (!known_weight && has_bias)) bias_raw[i] = load(biases, at + i);
       }
-      float x[W];
-      values(v, center, x);
-      apply<X, kPlain>(a, x, rstd, shift, weight, bias, y);
-      Out::template store<kHinted && kAligned>(to + v * step * static_cast<int>(sizeof(Y)), y);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int v = at + i;
+        if (i > 0 && first + v * step >= end) continue;
+        float weight[W], bias[W], y[W];
+        Parameter::unpack(weight_raw[i], weight);
+        Parameter::unpack(bias_raw[i], bias);
+        if constexpr (!known_weight) {
+          const float offset = has_weight ? formula.weight_offset.narrow : 1.0f;
+#pragma unroll
+          for (int k = 0; k < W; ++k) weight[k] += offset;
+        }
+        float x[W];
+        values(v, center, x);
+        apply<X, kPlain>(a, x, rstd, shift, weight, bias, y);
+        Out::template store<kHinted && kAligned>(to + v * step * static_cast<int>(sizeof(Y)), y);
+      }
     }
   };
-  with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
-    constexpr std::bool_constant<kPlain> kKnown;
-    constexpr std::false_type kUnknown;
-    if (kPlain && has_weight && has_bias) {
-      finish(type, kKnown, kKnown);
-    } else if (kPlain && has_weight) {
-      finish(type, kKnown, kUnknown);
-    } else {
-      finish(type, kUnknown, kUnknown);
-    }
-  });
+  constexpr std::bool_constant<kPlain> kKnown;
+  constexpr std::false_type kUnknown;
+  if constexpr (kEarly) {
+    finish(X{}, kKnown, kUnknown);
+  } else {
+    with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
+      if (kPlain && has_weight && has_bias) {
+        finish(type, kKnown, kKnown);
+      } else if (kPlain && has_weight) {
+        finish(type, kKnown, kUnknown);
+      } else {
+        finish(type, kUnknown, kUnknown);
+      }
+    });
+  }
   if constexpr (!kAligned) {
     team.sync();
     if (stores) write_row(y_at, end - part, slot, team.thread(), team.size());
   }
-  team.leave();
 }
 
 }  // namespace evenkeel::cuda

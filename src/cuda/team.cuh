@@ -28,7 +28,8 @@ __device__ inline void barrier(int id, int threads) {
 
 // Waits for values that other blocks of a cluster store into this one's shared memory, without
 // making them wait for anything else of ours: a barrier of the whole cluster would also wait for all
-// stores to global memory.
+// stores to global memory. A block that has received all that it waits for may end: nothing more is
+// on its way to it.
 namespace exchange {
 #if __CUDA_ARCH__ >= 900
 __device__ inline uint32_t address_of(const void* shared) {
@@ -57,13 +58,15 @@ __device__ inline void send(float value, float* to, uint64_t* barrier, int block
                "r"(__float_as_uint(value)), "r"(remote(address_of(barrier), block))
                : "memory");
 }
+// The fence is for shared memory only: another one would empty the first cache.
 __device__ inline void wait(uint64_t* barrier, int parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
+      "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
       "}\n" ::"r"(address_of(barrier)),
       "r"(parity)
       : "memory");
@@ -88,7 +91,7 @@ class Team {
         for (int i = 0; i < kPlaces; ++i) exchange::init(barriers_ + i);
         exchange::make_inits_visible();
       }
-      asm volatile("barrier.cluster.arrive;" ::: "memory");
+      asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
     }
 #endif
   }
@@ -104,7 +107,20 @@ class Team {
   __device__ int index() const { return kAlone ? 0 : index_; }  // in its block
   __device__ int thread() const { return kAlone ? threadIdx.x : threadIdx.x - index_ * size(); }
   __device__ int block() const {  // of the cluster
-    return kScope == Scope::kCluster ? blockIdx.x % cluster() : 0;
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) return cooperative_groups::cluster_group::block_rank();
+#endif
+    return 0;
+  }
+  __device__ int cluster_index() const {  // in the grid
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) {
+      int index;
+      asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+      return index;
+    }
+#endif
+    return blockIdx.x;
   }
   __device__ int cluster() const {
 #if __CUDA_ARCH__ >= 900
@@ -113,24 +129,8 @@ class Team {
     return 1;
   }
 
-  // All blocks of the team are here: none has ended yet whose shared memory is still written to.
-  __device__ void meet() const {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) cooperative_groups::this_cluster().sync();
-#endif
-  }
-
-  // meet() in two parts, for blocks that have received all that others sent them: no block may end
-  // before every one has. Nothing written to memory is waited for.
-  __device__ void take_leave() const {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.arrive.relaxed;");
-#endif
-  }
-  __device__ void leave() const {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.wait;");
-#endif
+  __device__ int exchange_warps() const {
+    return kScope == Scope::kCluster ? size_ / kWarp * cluster() : kMaxWarps;
   }
 
   // All threads of the team in this block arrive; what they wrote to shared memory before is visible
@@ -220,7 +220,7 @@ class Team {
   static constexpr int kPlaces = exchange_places(kAhead);
   template <typename Part>
   __device__ Part* place(unsigned turn) const {
-    return reinterpret_cast<Part*>(scratch_ + turn % kPlaces * kPlaceBytes);
+    return reinterpret_cast<Part*>(scratch_ + turn % kPlaces * place_bytes(exchange_warps()));
   }
   // A warp's values (those of its lane 0) for all threads of the team.
   template <typename Part>

@@ -39,11 +39,12 @@ struct Chip {
 
 struct Tile {
   Scope scope = Scope::kWarp;
-  int team = 32;     // threads of a team in one block
-  int elements = 0;  // of a row that a thread holds; 0: the row is read anew in every pass
-  int cluster = 1;   // blocks of a team
-  int threads = 32;  // of a block
-  int stages = 0;    // rows in the ring of a team
+  int team = 32;       // threads of a team in one block
+  int elements = 0;    // of a row that a thread holds; 0: the row is read anew in every pass
+  int cluster = 1;     // blocks of a team
+  int threads = 32;    // of a block
+  int stages = 0;      // rows in the ring of a team
+  bool early = false;  // forward: the weight is asked for before sums are made
 
   constexpr bool streams() const { return elements == 0; }
   constexpr int teams() const { return threads / team; }  // in a block
@@ -77,23 +78,28 @@ constexpr Tile streamed_tile(int64_t cols) {
 inline constexpr int kRingThreads = 512;  // of 128 registers: all that a multiprocessor has
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMinStages = 2;  // one row at work, one on its way
-// Shared memory for what a team's warps exchange: places with three floats for each warp of a cluster
-// (or two doubles for each warp of a block), and a barrier for each. They take turns. ahead: a sum
-// begins before the one before it is finished.
+// Copies into places that are not aligned so take up to a third longer (H200).
+inline constexpr int kSlotAlignment = 128;
+
+// Shared memory for what a team's warps exchange: places with three floats or two doubles for each
+// warp, and a barrier for each. They take turns. ahead: a sum begins before the one before it is
+// finished.
 inline constexpr int kBarrierBytes = 128;
-inline constexpr int kPlaceBytes = 3 * 4 * kMaxCluster * (kRingThreads / kWarp);
+constexpr int place_bytes(int warps) { return 16 * warps; }
 constexpr int exchange_places(bool ahead) { return ahead ? 4 : 2; }
-constexpr int reduce_bytes(bool ahead) {
-  return kBarrierBytes + exchange_places(ahead) * kPlaceBytes;
+constexpr int reduce_bytes(bool ahead, int warps) {
+  return static_cast<int>(
+      round_up(kBarrierBytes + exchange_places(ahead) * place_bytes(warps), kSlotAlignment));
+}
+// Warps that may exchange something, of all teams of a block or all blocks of a cluster.
+constexpr int exchange_warps(const Tile& tile) {
+  return tile.scope == Scope::kCluster ? tile.team / kWarp * tile.cluster : kRingThreads / kWarp;
 }
 
 // Columns of a block's part of a row.
 constexpr int64_t part_cols(int64_t cols, const Tile& tile) {
   return tile.cluster == 1 ? cols : round_up(ceil_div(cols, tile.cluster), 8);
 }
-
-// Copies into places that are not aligned so take up to a third longer (H200).
-inline constexpr int kSlotAlignment = 128;
 
 // Bytes of a part of a row in the ring. What does not begin at a multiple of 16 keeps its place
 // within 16 bytes.
@@ -127,26 +133,38 @@ constexpr bool forward_copies(Scope scope, bool aligned) {
 // by smaller ones then; those of float32, which need fewer registers, by three.
 inline constexpr int kForwardLargeBlock = 384;
 
+// Whether the weight of RMS norm, of x's type and without a bias, can be asked for before sums are
+// made: where registers suffice for both.
+constexpr bool forward_early(const Tile& tile, int x_size) {
+  return tile.scope == Scope::kBlock && x_size == 2 && tile.elements == forward_elements(x_size);
+}
+
 // Threads that a multiprocessor shall hold at least, which says how many registers each has: 40, 48
 // or 64.
-constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned, bool large) {
-  if (!aligned) return 1024;
-  if (large || scope == Scope::kCluster) return 1536;
+constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned, bool large,
+                              bool early) {
+  if (!aligned || early) return 1024;
+  if (large) return 1536;
+  if (scope == Scope::kCluster) return 1280;
   if (scope == Scope::kBlock) return elements == forward_elements(x_size) ? 1280 : 1024;
   return elements == 16 ? 1280 : 1024;
 }
 
+// Bytes of parameters that a thread of a cluster asks for at once: what registers are left.
+constexpr int forward_parameters(int threads) { return threads > 1280 ? 32 : 64; }
+
 // Whether loads and stores say that x and y pass by once: it gains 4 to 7 % where a thread of a warp
-// or a cluster holds much, and loses up to 7 % elsewhere.
-constexpr bool forward_hints(Scope scope, int x_size, int elements) {
-  return scope != Scope::kBlock && x_size * elements >= 128;
+// holds much, 2 % in large blocks of a cluster, and loses up to 7 % elsewhere.
+constexpr bool forward_hints(Scope scope, int x_size, int elements, int threads) {
+  if (scope == Scope::kCluster) return threads > 1280;
+  return scope == Scope::kWarp && x_size * elements >= 128;
 }
 
 // Of a block.
 constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile) {
   if (tile.streams()) return 0;
   const int64_t rows = tile.teams() * ring_part(part_cols(cols, tile), x_size, aligned);
-  return (tile.scope == Scope::kWarp ? 0 : reduce_bytes(false)) +
+  return (tile.scope == Scope::kWarp ? 0 : reduce_bytes(false, exchange_warps(tile))) +
          (forward_copies(tile.scope, aligned) ? rows : 0);
 }
 
@@ -202,7 +220,7 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
   static_assert(kMinStages * 2 * 2 >= 2 * sizeof(float));
   const int64_t weights =
       tile.elements > kBackwardElements ? tile.capacity() / tile.cluster * sizeof(float) : 0;
-  return reduce_bytes(backward_ahead(tile.scope, tile.elements)) +
+  return reduce_bytes(backward_ahead(tile.scope, tile.elements), exchange_warps(tile)) +
          tile.teams() * tile.stages * slot + weights;
 }
 

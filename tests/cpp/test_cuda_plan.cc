@@ -254,6 +254,39 @@ TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
   }
 }
 
+// The kernel that asks for the weight early knows one formula.
+TEST(CudaPlan, AsksEarlyForTheWeightOfPlainRmsNormInBlocksOfHalfTypes) {
+  const auto make = [](Dtype x, int64_t cols) {
+    Call call = make_call(Pass::kForward, 1000, cols, x, x);
+    call.op = EK_RMS_NORM;
+    call.weight.dtype = x;
+    call.bias = {};
+    return call;
+  };
+  const auto early = [](const Call& call) { return make_plan(call, kH200.chip).tile.early; };
+  for (const Dtype x : {Dtype::kF16, Dtype::kBF16}) {
+    for (const int64_t cols : {4096, 8192, 12288}) EXPECT_TRUE(early(make(x, cols))) << cols;
+    for (const int64_t cols : {1024, 16384, 65536, 1 << 24})
+      EXPECT_FALSE(early(make(x, cols))) << cols;
+    EXPECT_FALSE(early(make(x, 4097))) << "not aligned";
+  }
+  EXPECT_FALSE(early(make(Dtype::kF32, 4096)));
+  const auto but = [&](auto change) {
+    Call call = make(Dtype::kBF16, 4096);
+    change(call);
+    return early(call);
+  };
+  EXPECT_FALSE(but([](Call& call) { call.op = EK_LAYER_NORM; }));
+  EXPECT_FALSE(but([](Call& call) { call.weight = {}; }));
+  EXPECT_FALSE(but([](Call& call) { call.weight.dtype = Dtype::kF32; }));
+  EXPECT_FALSE(but([](Call& call) { call.weight.dtype = Dtype::kF16; }));
+  EXPECT_FALSE(but([](Call& call) { call.bias = {call.weight.data, Dtype::kBF16}; }));
+  EXPECT_FALSE(but([](Call& call) { call.y.dtype = Dtype::kF32; }));
+  EXPECT_FALSE(but([](Call& call) { call.activation = EK_ACTIVATION_SILU; }));
+  EXPECT_FALSE(but([](Call& call) { call.weight_offset = 1; }));
+  EXPECT_FALSE(but([](Call& call) { call.x.data += 2; }));
+}
+
 // --- Types
 
 struct TypesCase {

@@ -112,7 +112,9 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
     // Backward sums are pairs; forward a warp has a mean, squares and a count; streamed rows may
     // have pairs of doubles.
     const auto of_warp = static_cast<int>(tile.streams() ? 2 * sizeof(double) : 3 * sizeof(float));
-    if (tile.threads / kWarp * tile.cluster * of_warp > kPlaceBytes) return "no room for the sums";
+    const int warps = tile.streams() ? kMaxThreads / kWarp : exchange_warps(tile);
+    if (tile.threads / kWarp * tile.cluster * of_warp > place_bytes(warps))
+      return "no room for the sums";
     if (tile.streams()) return flaw_of_streamed(c);
     if (c.kind.pass == Pass::kForward) {
       if (tile.stages != 0) return "a forward kernel has no ring";
@@ -141,7 +143,7 @@ int64_t bytes_touched(const Choice& c) {
   // A row that is not aligned keeps its place within 16 bytes.
   const int64_t before = c.kind.aligned ? 0 : 15;
   if (c.kind.pass == Pass::kForward) {
-    const int64_t sums = tile.scope == Scope::kWarp ? 0 : reduce_bytes(false);
+    const int64_t sums = tile.scope == Scope::kWarp ? 0 : reduce_bytes(false, exchange_warps(tile));
     if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
     return sums + tile.teams() * (share * c.kind.x_size() + before);
   }
@@ -154,11 +156,11 @@ int64_t bytes_touched(const Choice& c) {
                               ? int64_t{tile.team} * tile.elements * int64_t{sizeof(float)}
                               : 0;
   const bool ahead = backward_ahead(tile.scope, tile.elements);
-  return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
+  return reduce_bytes(ahead, exchange_warps(tile)) +
+         std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
-static_assert(reduce_bytes(false) % kSlotAlignment == 0 && reduce_bytes(true) % kSlotAlignment == 0,
-              "the first slot comes after the sums");
+static_assert(reduce_bytes(false, 1) % kSlotAlignment == 0, "the first slot comes after the sums");
 
 TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
