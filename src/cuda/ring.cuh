@@ -14,10 +14,6 @@
 
 namespace evenkeel::cuda {
 
-__device__ inline uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
-
 __device__ inline void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -25,9 +21,10 @@ __device__ inline void copy_async(uint32_t to, const void* from) {
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kBytes>
-__device__ inline void copy_vector(uint32_t to, const char* from) {
+__device__ inline void copy_vector(char* to, const char* from) {
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
 #pragma unroll
-  for (int i = 0; i < kBytes; i += 16) copy_async(to + i, from + i);
+  for (int i = 0; i < kBytes; i += 16) copy_async(target + i, from + i);
 }
 
 // Until at most `pending` of this thread's committed groups are left.
@@ -90,13 +87,10 @@ __device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor
   if constexpr (kAligned) {
     constexpr int kBytes = W * static_cast<int>(sizeof(T));
     const char* from = row.at + thread * kBytes;
-    uint32_t target = shared_address(to) + thread * kBytes;
-    // The compiler would make both anew for every copy.
-    asm("" : "+l"(from), "+r"(target));
 #pragma unroll
     for (int v = 0; v < kElements / W; ++v) {
-      if ((thread + v * threads) * W < cols)
-        copy_vector<kBytes>(target + v * threads * kBytes, from + v * threads * kBytes);
+      if ((thread + v * threads) * W >= cols) continue;
+      copy_vector<kBytes>(to + (thread + v * threads) * kBytes, from + v * threads * kBytes);
     }
   } else {
     const int place = row.place();
@@ -106,7 +100,7 @@ __device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor
     const auto end = static_cast<int>(min(tensor.end - from, int64_t{bytes} + 16));
     for (int at = thread * 16; at < bytes; at += threads * 16) {
       if (at >= begin && at + 16 <= end) {
-        copy_vector<16>(shared_address(to + at), from + at);
+        copy_vector<16>(to + at, from + at);
       } else {
         copy_some<T>(to, from, at, place, bytes);
       }

@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       kScope != Scope::kCluster && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= 64);
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
+  char* const rings = scratch + reduce_bytes(kAhead);
   const Formula& formula = a.formula;
-  Team<kScope, kLanes, kScope == Scope::kCluster, kAhead> team(scratch, a.team);
-  char* const rings = scratch + reduce_bytes(kAhead, team.exchange_warps());
+  Team<kScope, kLanes, kScope == Scope::kCluster, false, kAhead> team(scratch, a.team);
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
   const int first = team.thread() * W, step = team.size() * W;
   const float of_row = formula.share;

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
   const Formula& formula = a.formula;
-  Team<kScope, kLanes, kScope != Scope::kWarp> team(scratch, blockDim.x);
+  Team<kScope, kLanes, kScope != Scope::kWarp, true> team(scratch, blockDim.x);
   const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
   auto end = static_cast<int>(a.cols);
   if constexpr (kScope == Scope::kCluster) end = min(end, part + a.part_cols);
@@ -108,8 +108,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   wait_for_previous_kernel();
 
   constexpr int kSize = sizeof(X);
-  char* const slot = scratch +
-                     (kScope == Scope::kWarp ? 0 : reduce_bytes(false, team.exchange_warps())) +
+  char* const slot = scratch + (kScope == Scope::kWarp ? 0 : team.bytes()) +
                      team.index() * ring_part(a.part_cols, kSize, kAligned);
   const Cursor<X> x_at(a.x, row, part);
   // The elements of a vector that are in the row.

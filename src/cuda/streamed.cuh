@@ -17,12 +17,12 @@ __device__ inline C statistic_if_any(const char* from, Dtype stats, int64_t row)
   return asked.statistic();
 }
 
-using StreamedTeam = Team<Scope::kBlock, kWarp, true, false, kMaxThreads / kWarp>;
+using StreamedTeam = Team<Scope::kBlock, kWarp, true, false, false, kMaxThreads / kWarp>;
 
 // Calls body(row, team) for the block's rows.
 template <typename Body>
 __device__ inline void each_row(int64_t rows, const Body& body) {
-  __shared__ __align__(16) char scratch[reduce_bytes(false, kMaxThreads / kWarp)];
+  __shared__ __align__(16) char scratch[reduce_bytes(false)];
   StreamedTeam team(scratch, blockDim.x);
   wait_for_previous_kernel();
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) body(row, team);

@@ -74,8 +74,9 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 #endif
 }  // namespace exchange
 
-// kAlone: the block has one team. kAhead: in a cluster another sum may begin before one is finished.
-template <Scope kScope, int kLanes, bool kAlone, bool kAhead = false,
+// kAlone: the block has one team. kTight: places of forward_place(). kAhead: in a cluster another sum may
+// begin before one is finished.
+template <Scope kScope, int kLanes, bool kAlone, bool kTight = false, bool kAhead = false,
           int kMaxWarps = kRingThreads / kWarp>
 class Team {
  public:
@@ -87,6 +88,8 @@ class Team {
         index_(static_cast<int>(threadIdx.x) / this->size()) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kScope == Scope::kCluster) {
+      // Volatile, or the compiler would look it up for every sum.
+      asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(block_));
       if (threadIdx.x == 0) {
         for (int i = 0; i < kPlaces; ++i) exchange::init(barriers_ + i);
         exchange::make_inits_visible();
@@ -107,10 +110,7 @@ class Team {
   __device__ int index() const { return kAlone ? 0 : index_; }  // in its block
   __device__ int thread() const { return kAlone ? threadIdx.x : threadIdx.x - index_ * size(); }
   __device__ int block() const {  // of the cluster
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) return cooperative_groups::cluster_group::block_rank();
-#endif
-    return 0;
+    return kScope == Scope::kCluster ? block_ : 0;
   }
   __device__ int cluster_index() const {  // in the grid
 #if __CUDA_ARCH__ >= 900
@@ -129,9 +129,8 @@ class Team {
     return 1;
   }
 
-  __device__ int exchange_warps() const {
-    return kScope == Scope::kCluster ? size_ / kWarp * cluster() : kMaxWarps;
-  }
+  // Of shared memory, for the sums: reduce_bytes().
+  __device__ int bytes() const { return reduce_bytes(kAhead, place_bytes()); }
 
   // All threads of the team in this block arrive; what they wrote to shared memory before is visible
   // after.
@@ -218,9 +217,12 @@ class Team {
   // somebody may give twice before he takes, all others have given for the third time when he gives
   // for the fifth, so they have taken what was given first.
   static constexpr int kPlaces = exchange_places(kAhead);
+  __device__ int place_bytes() const {
+    return kTight ? forward_place(kScope, size_, cluster()) : kMostPlaceBytes;
+  }
   template <typename Part>
   __device__ Part* place(unsigned turn) const {
-    return reinterpret_cast<Part*>(scratch_ + turn % kPlaces * place_bytes(exchange_warps()));
+    return reinterpret_cast<Part*>(scratch_ + turn % kPlaces * place_bytes());
   }
   // A warp's values (those of its lane 0) for all threads of the team.
   template <typename Part>
@@ -290,7 +292,7 @@ class Team {
 
   uint64_t* barriers_;  // cluster: one for each place
   char* scratch_;
-  int size_, index_;
+  int size_, index_, block_ = 0;
   unsigned given_ = 0, taken_ = 0;
 };
 

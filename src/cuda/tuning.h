@@ -81,19 +81,18 @@ inline constexpr int kMinStages = 2;  // one row at work, one on its way
 // Copies into places that are not aligned so take up to a third longer (H200).
 inline constexpr int kSlotAlignment = 128;
 
-// Shared memory for what a team's warps exchange: places with three floats or two doubles for each
-// warp, and a barrier for each. They take turns. ahead: a sum begins before the one before it is
-// finished.
+// Shared memory for what a team's warps exchange: places with three floats for each warp of a cluster
+// (or two doubles for each warp of a block), and a barrier for each. They take turns. ahead: a sum
+// begins before the one before it is finished.
 inline constexpr int kBarrierBytes = 128;
-constexpr int place_bytes(int warps) { return 16 * warps; }
+inline constexpr int kMostPlaceBytes = 3 * 4 * kMaxCluster * (kRingThreads / kWarp);
 constexpr int exchange_places(bool ahead) { return ahead ? 4 : 2; }
-constexpr int reduce_bytes(bool ahead, int warps) {
-  return static_cast<int>(
-      round_up(kBarrierBytes + exchange_places(ahead) * place_bytes(warps), kSlotAlignment));
+constexpr int reduce_bytes(bool ahead, int place = kMostPlaceBytes) {
+  return static_cast<int>(round_up(kBarrierBytes + exchange_places(ahead) * place, kSlotAlignment));
 }
-// Warps that may exchange something, of all teams of a block or all blocks of a cluster.
-constexpr int exchange_warps(const Tile& tile) {
-  return tile.scope == Scope::kCluster ? tile.team / kWarp * tile.cluster : kRingThreads / kWarp;
+// Forward places are no larger than needed: what is left of shared memory is the first cache's.
+constexpr int forward_place(Scope scope, int team, int cluster) {
+  return 3 * 4 * (scope == Scope::kCluster ? team * cluster : kRingThreads) / kWarp;
 }
 
 // Columns of a block's part of a row.
@@ -164,7 +163,9 @@ constexpr bool forward_hints(Scope scope, int x_size, int elements, int threads)
 constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile) {
   if (tile.streams()) return 0;
   const int64_t rows = tile.teams() * ring_part(part_cols(cols, tile), x_size, aligned);
-  return (tile.scope == Scope::kWarp ? 0 : reduce_bytes(false, exchange_warps(tile))) +
+  return (tile.scope == Scope::kWarp
+              ? 0
+              : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster))) +
          (forward_copies(tile.scope, aligned) ? rows : 0);
 }
 
@@ -220,7 +221,7 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
   static_assert(kMinStages * 2 * 2 >= 2 * sizeof(float));
   const int64_t weights =
       tile.elements > kBackwardElements ? tile.capacity() / tile.cluster * sizeof(float) : 0;
-  return reduce_bytes(backward_ahead(tile.scope, tile.elements), exchange_warps(tile)) +
+  return reduce_bytes(backward_ahead(tile.scope, tile.elements)) +
          tile.teams() * tile.stages * slot + weights;
 }
 

@@ -112,8 +112,9 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
     // Backward sums are pairs; forward a warp has a mean, squares and a count; streamed rows may
     // have pairs of doubles.
     const auto of_warp = static_cast<int>(tile.streams() ? 2 * sizeof(double) : 3 * sizeof(float));
-    const int warps = tile.streams() ? kMaxThreads / kWarp : exchange_warps(tile);
-    if (tile.threads / kWarp * tile.cluster * of_warp > place_bytes(warps))
+    const bool tight = c.kind.pass == Pass::kForward && !tile.streams();
+    if (tile.threads / kWarp * tile.cluster * of_warp >
+        (tight ? forward_place(tile.scope, tile.team, tile.cluster) : kMostPlaceBytes))
       return "no room for the sums";
     if (tile.streams()) return flaw_of_streamed(c);
     if (c.kind.pass == Pass::kForward) {
@@ -143,7 +144,10 @@ int64_t bytes_touched(const Choice& c) {
   // A row that is not aligned keeps its place within 16 bytes.
   const int64_t before = c.kind.aligned ? 0 : 15;
   if (c.kind.pass == Pass::kForward) {
-    const int64_t sums = tile.scope == Scope::kWarp ? 0 : reduce_bytes(false, exchange_warps(tile));
+    const int64_t sums =
+        tile.scope == Scope::kWarp
+            ? 0
+            : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster));
     if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
     return sums + tile.teams() * (share * c.kind.x_size() + before);
   }

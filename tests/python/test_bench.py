@@ -31,7 +31,7 @@ from evenkeel.bench import (
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMITTED = ROOT / "benchmarks" / "results" / "gpu-h200-2026-11-15.csv"
+COMMITTED = ROOT / "benchmarks" / "results" / "gpu-h200-2026-11-16.csv"
 CPU = torch.device("cpu")
 EVERY_KIND = [
     lines.Line("layer_norm", "f32", (8, 48)),
