@@ -160,8 +160,7 @@ int64_t bytes_touched(const Choice& c) {
                               ? int64_t{tile.team} * tile.elements * int64_t{sizeof(float)}
                               : 0;
   const bool ahead = backward_ahead(tile.scope, tile.elements);
-  return reduce_bytes(ahead, exchange_warps(tile)) +
-         std::max(tile.teams() * tile.stages * slot, sums) + weights;
+  return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
 static_assert(reduce_bytes(false, 1) % kSlotAlignment == 0, "the first slot comes after the sums");
