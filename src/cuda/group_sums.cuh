@@ -143,26 +143,6 @@ struct Crew {
   }
 };
 
-// The blocks that hold a unit.
-struct Cluster {
-  __device__ int rank() const {
-#if __CUDA_ARCH__ >= 900
-    return cooperative_groups::cluster_group::block_rank();
-#else
-    return 0;
-#endif
-  }
-  __device__ int index() const {
-#if __CUDA_ARCH__ >= 900
-    unsigned index;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-    return static_cast<int>(index);
-#else
-    return blockIdx.x;
-#endif
-  }
-};
-
 // Parts that the blocks of a cluster send each other (team.cuh).
 template <typename Part>
 class Mail {

@@ -74,6 +74,26 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 #endif
 }  // namespace exchange
 
+// The cluster of a block, which may be the block alone.
+struct Cluster {
+  __device__ int rank() const {
+#if __CUDA_ARCH__ >= 900
+    return cooperative_groups::cluster_group::block_rank();
+#else
+    return 0;
+#endif
+  }
+  __device__ int index() const {
+#if __CUDA_ARCH__ >= 900
+    unsigned index;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+    return static_cast<int>(index);
+#else
+    return blockIdx.x;
+#endif
+  }
+};
+
 // kAlone: the block has one team. kTight: places of forward_place(). kAhead: in a cluster another sum may
 // begin before one is finished.
 template <Scope kScope, int kLanes, bool kAlone, bool kTight = false, bool kAhead = false,
@@ -113,14 +133,7 @@ class Team {
     return kScope == Scope::kCluster ? block_ : 0;
   }
   __device__ int cluster_index() const {  // in the grid
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) {
-      int index;
-      asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-      return index;
-    }
-#endif
-    return blockIdx.x;
+    return kScope == Scope::kCluster ? Cluster().index() : static_cast<int>(blockIdx.x);
   }
   __device__ int cluster() const {
 #if __CUDA_ARCH__ >= 900

@@ -163,7 +163,10 @@ int64_t bytes_touched(const Choice& c) {
   return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
-static_assert(reduce_bytes(false, 1) % kSlotAlignment == 0, "the first slot comes after the sums");
+static_assert(reduce_bytes(false) % kSlotAlignment == 0 &&
+                  reduce_bytes(true) % kSlotAlignment == 0 &&
+                  reduce_bytes(false, 1) % kSlotAlignment == 0,
+              "the first slot comes after the sums");
 
 TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
