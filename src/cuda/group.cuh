@@ -93,9 +93,20 @@ __device__ inline void run_group(const Arguments& arguments) {
     return part + 1 == kParts ? place.count
                               : min(max(place.count * (part + 1) / kParts, 2), place.count);
   };
+  // Calls body(part, first, last). The compiler makes less of two parts in a loop.
+  const auto each_part = [&](const auto& body) {
+    if constexpr (kParts == 2) {
+      body(0, 0, end_of(0));
+      body(1, end_of(0), place.count);
+    } else {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        body(part, part == 0 ? 0 : end_of(part - 1), end_of(part));
+    }
+  };
   wait_for_previous_kernel();
-  // Numbers of the table, each by another thread, which asks for it after the first part of what is
-  // kept: it takes a while to find out where they lie.
+  // Numbers of the table, each by another thread, which asks for it before what is kept, or after the
+  // first part of it: it takes a while to find out where they lie.
   typename Pass::Numbers numbers;
   const auto each_number = [&](int first, int last, const auto& body) {
     for (int i = first; i < last; i += blockDim.x) {
@@ -111,14 +122,13 @@ __device__ inline void run_group(const Arguments& arguments) {
   const bool sums = kKeeps || !item.again;
   const auto thread = static_cast<int>(threadIdx.x);
   const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    pass.load(part == 0 ? 0 : end_of(part - 1), end_of(part));
-    if constexpr (kKeeps) {
-      commit_copies();
-      if (part == 0) each_number(thread, min(last, static_cast<int>(blockDim.x)), ask);
-    }
-  }
+  const auto ask_first = [&] { each_number(thread, min(last, static_cast<int>(blockDim.x)), ask); };
+  if constexpr (kKeeps && Pass::kAsksFirst) ask_first();
+  each_part([&](int part, int from, int to) {
+    pass.load(from, to);
+    if constexpr (kKeeps) commit_copies();
+    if (kKeeps && !Pass::kAsksFirst && part == 0) ask_first();
+  });
   each_number(thread, last, [&](int number, int slot) {
     if (!kKeeps || number * slots + slot != thread) ask(number, slot);
     pass.table.at(number, slot) = pass.answer(number, numbers);
@@ -133,12 +143,11 @@ __device__ inline void run_group(const Arguments& arguments) {
     const SlotSums<kLast, kStride, C> slot_sums{pass.table.end(), slots};
     {
       C of_thread[2][Pass::kSums] = {};
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
+      each_part([&](int part, int from, int to) {
         if constexpr (kKeeps) wait_for_copies(kParts - 1 - part);
         if (part == 0) pass.begin_sums();
-        pass.sum(part == 0 ? 0 : end_of(part - 1), end_of(part), of_thread);
-      }
+        pass.sum(from, to, of_thread);
+      });
       slot_sums.make(shape, place, of_thread);
     }
     const int slots_of_group = kLast ? static_cast<int>(shape.per_group.value) / kStride : slots;

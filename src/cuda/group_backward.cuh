@@ -45,7 +45,7 @@ struct GroupBackward {
   // sums, the factor of dz in dx.
   enum Number { kMean, kRstd, kWeight, kBias, kScale };
   static constexpr int kForSums = 4, kForOutputs = 4, kKeptParts = 2;
-  static constexpr bool kSumsNeedNumbers = true, kDirect = false;
+  static constexpr bool kSumsNeedNumbers = true, kDirect = false, kAsksFirst = !kLast;
   const Table<group_numbers(true), kChannels, C> table;
   Held<In, kVectors, kKeeps> held_x;
   std::conditional_t<kRereads, Reread<InDy>, Held<InDy, kVectors, kKeeps>> held_dy;

@@ -63,7 +63,7 @@ struct GroupForward {
   // then results of groups; the others stay as they are.)
   enum Number { kWeight, kBias, kMean };
   static constexpr int kForSums = kLast ? 3 : 2, kForOutputs = 2, kKeptParts = 3;
-  static constexpr bool kSumsNeedNumbers = kLast;
+  static constexpr bool kSumsNeedNumbers = kLast, kAsksFirst = false;
   const Table<group_numbers(false), kChannels, C> table;
   Held<In, kVectors, kKeeps> held;
   C center[kSums];

@@ -186,7 +186,7 @@ class Mail {
   }
   __device__ void wait() const {
 #if __CUDA_ARCH__ >= 900
-    exchange::wait(barrier_, 0);
+    exchange::wait<true>(barrier_, 0);
 #endif
   }
   __device__ const Part& get(int from, int group) const { return parts_[from * groups_ + group]; }

@@ -17,12 +17,11 @@ struct Typed {
   static constexpr int kVector = sizeof(X) == 4 && sizeof(Y) == 4 ? 4 : 8;
 
   template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
-            bool kLarge = false, bool kEarly = false>
+            bool kLarge = false, bool kRms = false>
   static Kernel& forward_instance() {
-    constexpr int kThreads =
-        forward_threads(kScope, sizeof(X), kElements, kAligned, kLarge, kEarly);
+    constexpr int kThreads = forward_threads(kScope, sizeof(X), kElements, kAligned, kLarge, kRms);
     return kernel<
-        rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kThreads, kEarly>>(
+        rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kThreads, kRms>>(
         "rows_forward", kScope == Scope::kCluster ? SharedMemory::kRing : SharedMemory::kLittle);
   }
   template <bool kPlain, bool kAligned, size_t kLine = 0>
@@ -41,6 +40,10 @@ struct Typed {
         return kernel<rows_forward_streamed<X, Y, float, kAligned ? kVector : 1>>(
             "rows_forward_streamed");
       if (tile.scope == Scope::kCluster) {
+        if constexpr (kPlain && kAligned && sizeof(X) == 2 && std::is_same_v<X, Y>) {
+          if (tile.rms)
+            return forward_instance<true, true, Scope::kCluster, kWarp, kMost, false, true>();
+        }
         if constexpr (kAligned) {
           if (tile.team > kForwardLargeBlock)
             return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost, true>();
@@ -52,7 +55,7 @@ struct Typed {
         if (tile.elements == kMost)
           return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kMost>();
         if constexpr (kPlain && kAligned && std::is_same_v<X, Y>) {
-          if (tile.early)
+          if (tile.rms)
             return forward_instance<true, true, Scope::kBlock, kWarp, kFew, false, true>();
         }
       } else if constexpr (kAligned) {

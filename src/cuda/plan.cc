@@ -82,9 +82,9 @@ void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
   const int64_t rows = call.statistics();
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
   plan.tile = plan.untyped ? streamed_tile(call.width) : forward_tile(call.width, x_size, chip);
-  plan.tile.early = forward_early(plan.tile, x_size) && plan.plain && plan.aligned &&
-                    !call.centers() && call.weight.dtype == call.x.dtype && call.weight &&
-                    !call.bias && call.y.dtype == call.x.dtype;
+  plan.tile.rms = forward_rms(plan.tile, x_size) && plan.plain && plan.aligned && !call.centers() &&
+                  call.weight.dtype == call.x.dtype && call.weight && !call.bias &&
+                  call.y.dtype == call.x.dtype;
   // 2^36 rows or more; only streamed blocks take several rows, one after the other.
   if (ceil_div(rows, plan.tile.teams()) > kMostBlocks) plan.tile = streamed_tile(call.width);
   plan.groups = std::min(ceil_div(rows, plan.tile.teams()), kMostBlocks);

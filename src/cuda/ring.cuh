@@ -39,6 +39,40 @@ __device__ inline void wait_for_copies(int pending) {
   }
 }
 
+// A thread's own vectors of kBytes in shared memory, where those of all threads lie side by side.
+template <int kBytes>
+class Drawer {
+ public:
+  __device__ Drawer(const char* memory, int thread, int threads)
+      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + thread * kBytes),
+        pitch_(threads * kBytes) {}
+  // Asynchronously; zeros unless `valid`.
+  __device__ void copy(int v, const char* from, bool valid) const {
+#pragma unroll
+    for (int i = 0; i < kBytes; i += 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at_ + v * pitch_ + i),
+                   "l"(from + i), "r"(valid ? 16 : 0)
+                   : "memory");
+    }
+  }
+  template <typename Raw>
+  __device__ void get(int v, Raw& raw) const {
+    uint32_t at = at_;
+    asm volatile("" : "+r"(at));  // or the compiler would hold the addresses of all vectors
+#pragma unroll
+    for (int i = 0; i < kBytes; i += 16) {
+      uint4& word = reinterpret_cast<uint4*>(&raw)[i / 16];
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                   : "r"(at + v * pitch_ + i));
+    }
+  }
+
+ private:
+  uint32_t at_;
+  int pitch_;
+};
+
 // The part of a tensor's row that a block works on, moving from row to row. No division is needed
 // on the way: the distance to the team's next row is the same every time, but for a correction
 // where rows come in blocks and the next one lies in another block (Walk).

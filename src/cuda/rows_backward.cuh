@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   char* const rings = scratch + reduce_bytes(kAhead);
   const Formula& formula = a.formula;
   Team<kScope, kLanes, kScope == Scope::kCluster, false, kAhead> team(scratch, a.team);
+  team.open();
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
   const int first = team.thread() * W, step = team.size() * W;
   const float of_row = formula.share;

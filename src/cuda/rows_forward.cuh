@@ -75,10 +75,10 @@ constexpr int forward_bound(Scope scope, int threads) {
 
 // kPlain: neither an activation, nor a casting order, nor an offset of the weight. Rows that are not
 // aligned pass through shared memory on their way in and out, and their last vector may be cut off;
-// X and Y are the same type. kThreads: forward_threads(). kEarly: RMS norm with a weight of type X, which
-// is asked for before sums are made, and no bias.
+// X and Y are the same type. kThreads: forward_threads(). kRms: RMS norm with a weight of type X and no
+// bias.
 template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
-          bool kAligned, int kThreads, bool kEarly>
+          bool kAligned, int kThreads, bool kRms>
 __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
                                   kThreads / forward_bound(kScope, kThreads))
     rows_forward(const __grid_constant__ ForwardArguments a) {
@@ -91,25 +91,28 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements, kThreads);
   constexpr bool kCopied = forward_copies(kScope, kAligned);
   constexpr bool kStays = kCopied && kAligned;  // in shared memory
+  constexpr int kSize = sizeof(X);
   extern __shared__ __align__(128) uint4 shared[];
-  char* const scratch = reinterpret_cast<char*>(shared);
   const Formula& formula = a.formula;
-  Team<kScope, kLanes, kScope != Scope::kWarp, true> team(scratch, blockDim.x);
+  // Rows, then what warps exchange.
+  char* const slots = reinterpret_cast<char*>(shared);
+  const int slot_bytes = forward_slot(kScope, blockDim.x, kElements, a.part_cols, kSize, kAligned);
+  const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
+  Team<kScope, kLanes, kScope != Scope::kWarp, true> team(slots + teams * slot_bytes, blockDim.x);
+  team.open();
   const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
   auto end = static_cast<int>(a.cols);
   if constexpr (kScope == Scope::kCluster) end = min(end, part + a.part_cols);
   const int first = part + team.thread() * W, step = team.size() * W;
-  const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
   int64_t row = static_cast<int64_t>(team.cluster_index()) * teams + team.index();
   // Lanes without a row do what the last row's do, but store nothing.
-  const bool stores = row < a.rows;
-  row = min(row, a.rows - 1);
+  const bool stores = kScope == Scope::kCluster || row < a.rows;
+  if constexpr (kScope != Scope::kCluster) row = min(row, a.rows - 1);
   prefetch_parameters(formula, a.cols);
   wait_for_previous_kernel();
 
-  constexpr int kSize = sizeof(X);
-  char* const slot = scratch + (kScope == Scope::kWarp ? 0 : team.bytes()) +
-                     team.index() * ring_part(a.part_cols, kSize, kAligned);
+  char* const slot = slots + team.index() * slot_bytes;
+  const Drawer<W * kSize> drawer(slots, team.thread(), team.size());
   const Cursor<X> x_at(a.x, row, part);
   // The elements of a vector that are in the row.
   const auto valid = [&](int v) {
@@ -117,7 +120,13 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     return kAligned ? (left > 0 ? W : 0) : left;
   };
   typename In::Raw raw[kStays ? 1 : kVectors];
-  if constexpr (kCopied) {
+  if constexpr (kStays) {
+    const char* from = x_at.at + (first - part) * kSize;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v, from += step * kSize)
+      drawer.copy(v, from, first + v * step < end);
+    commit_copies();
+  } else if constexpr (kCopied) {
     copy_row<X, W, kElements, kAligned>(x_at, a.x, end - part, slot, team.thread(), team.size());
     commit_copies();
   } else {
@@ -127,6 +136,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     for (int v = 0; v < kVectors; ++v)
       raw[v] = In::template load_if<kHinted>(first + v * step < end, from + v * step * kSize);
   }
+  constexpr bool kEarly = kRms && forward_early(kScope);
   typename In::Raw early[kEarly ? kVectors : 1];
   if constexpr (kEarly) {
     const char* const weights = formula.weight.data + first * kSize;
@@ -134,7 +144,6 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     for (int v = 0; v < kVectors; ++v)
       early[v] = In::load_if(first + v * step < end, weights + v * step * kSize);
   }
-  team.begin();
   // A thread of an aligned row waits for its own copies only: nobody else reads them.
   if constexpr (kCopied) wait_for_copies(0);
   if constexpr (!kAligned) {
@@ -162,8 +171,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 #pragma unroll
       for (int k = 0; k < W; ++k) x[k] = held[v][k];
     } else {
-      if constexpr (kStays)
-        raw[0] = In::load_if(valid(v), slot + (first - part + v * step) * kSize);
+      if constexpr (kStays) drawer.get(v, raw[0]);
       In::unpack(raw[kStays ? 0 : v], x);
       subtract(v, center, x);
     }
@@ -186,7 +194,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 
   // Each warp centers its own values; the rest of the way to the row's mean is `shift`.
   float center = 0, mean = 0, shift = 0, squares = 0;
-  if (!kEarly && formula.centers) {
+  if (!kRms && formula.centers) {
     const float sum = sum_over(0, [](const float(&x)[W]) { return sum_of(x); });
     int elements = 0;
 #pragma unroll
@@ -200,10 +208,12 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
       In::forget(raw);
     }
     squares = team.warp_sum(sum_over(center, square));
+    team.begin();
     team.merge(count, formula.share, mean, squares);
     shift = center - mean;
   } else {
     float sum[1] = {sum_over(0, square)};
+    team.begin();
     team.sum(sum);
     squares = sum[0];
   }
@@ -212,7 +222,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 
   // Lanes of another row in the warp keep it company, but its bits must not depend on theirs.
   const bool correct = needs_correction(mean, variance);
-  if (kScope == Scope::kWarp ? __any_sync(0xffffffff, correct) : correct) {
+  if (!kRms && (kScope == Scope::kWarp ? __any_sync(0xffffffff, correct) : correct)) {
     float sums[2] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -291,7 +301,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   };
   constexpr std::bool_constant<kPlain> kKnown;
   constexpr std::false_type kUnknown;
-  if constexpr (kEarly) {
+  if constexpr (kRms) {
     finish(X{}, kKnown, kUnknown);
   } else {
     with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {

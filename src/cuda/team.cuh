@@ -58,18 +58,31 @@ __device__ inline void send(float value, float* to, uint64_t* barrier, int block
                "r"(__float_as_uint(value)), "r"(remote(address_of(barrier), block))
                : "memory");
 }
-// The fence is for shared memory only: another one would empty the first cache.
+// kKeeps: the first cache keeps what it has; the fence is for shared memory only.
+template <bool kKeeps>
 __device__ inline void wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-      "}\n" ::"r"(address_of(barrier)),
-      "r"(parity)
-      : "memory");
+  if constexpr (kKeeps) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
+        "}\n" ::"r"(address_of(barrier)),
+        "r"(parity)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(address_of(barrier)),
+        "r"(parity)
+        : "memory");
+  }
 }
 #endif
 }  // namespace exchange
@@ -94,9 +107,10 @@ struct Cluster {
   }
 };
 
-// kAlone: the block has one team. kTight: places of forward_place(). kAhead: in a cluster another sum may
-// begin before one is finished.
-template <Scope kScope, int kLanes, bool kAlone, bool kTight = false, bool kAhead = false,
+// kAlone: the block has one team. kForward: places of forward_place(), and parameters that may be found in
+// the first cache (backward, where nothing is, it gains 10 % to empty it). kAhead: in a cluster another
+// sum may begin before one is finished.
+template <Scope kScope, int kLanes, bool kAlone, bool kForward = false, bool kAhead = false,
           int kMaxWarps = kRingThreads / kWarp>
 class Team {
  public:
@@ -107,9 +121,20 @@ class Team {
         size_(size),
         index_(static_cast<int>(threadIdx.x) / this->size()) {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) {
+    if constexpr (kScope == Scope::kCluster && kForward) {
       // Volatile, or the compiler would look it up for every sum.
       asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(block_));
+    } else if constexpr (kScope == Scope::kCluster) {
+      block_ = blockIdx.x % cluster();
+    }
+#endif
+  }
+
+  // Before the first sum, so that values can be sent: tells the other blocks of the team that this one
+  // has begun, and waits until all have.
+  __device__ void open() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kScope == Scope::kCluster) {
       if (threadIdx.x == 0) {
         for (int i = 0; i < kPlaces; ++i) exchange::init(barriers_ + i);
         exchange::make_inits_visible();
@@ -119,7 +144,6 @@ class Team {
 #endif
   }
 
-  // All blocks of the team have begun, so that values can be sent to them: before the first sum.
   __device__ void begin() const {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.wait;" ::: "memory");
@@ -141,9 +165,6 @@ class Team {
 #endif
     return 1;
   }
-
-  // Of shared memory, for the sums: reduce_bytes().
-  __device__ int bytes() const { return reduce_bytes(kAhead, place_bytes()); }
 
   // All threads of the team in this block arrive; what they wrote to shared memory before is visible
   // after.
@@ -231,7 +252,7 @@ class Team {
   // for the fifth, so they have taken what was given first.
   static constexpr int kPlaces = exchange_places(kAhead);
   __device__ int place_bytes() const {
-    return kTight ? forward_place(kScope, size_, cluster()) : kMostPlaceBytes;
+    return kForward ? forward_place(kScope, size_, cluster()) : kMostPlaceBytes;
   }
   template <typename Part>
   __device__ Part* place(unsigned turn) const {
@@ -270,7 +291,7 @@ class Team {
       sync();
     } else {
 #if __CUDA_ARCH__ >= 900
-      exchange::wait(barriers_ + taken_ % kPlaces, taken_ / kPlaces % 2);
+      exchange::wait<kForward>(barriers_ + taken_ % kPlaces, taken_ / kPlaces % 2);
 #endif
     }
     ++taken_;

@@ -39,12 +39,12 @@ struct Chip {
 
 struct Tile {
   Scope scope = Scope::kWarp;
-  int team = 32;       // threads of a team in one block
-  int elements = 0;    // of a row that a thread holds; 0: the row is read anew in every pass
-  int cluster = 1;     // blocks of a team
-  int threads = 32;    // of a block
-  int stages = 0;      // rows in the ring of a team
-  bool early = false;  // forward: the weight is asked for before sums are made
+  int team = 32;     // threads of a team in one block
+  int elements = 0;  // of a row that a thread holds; 0: the row is read anew in every pass
+  int cluster = 1;   // blocks of a team
+  int threads = 32;  // of a block
+  int stages = 0;    // rows in the ring of a team
+  bool rms = false;  // forward: the kernel knows RMS norm with a weight of x's type only
 
   constexpr bool streams() const { return elements == 0; }
   constexpr int teams() const { return threads / team; }  // in a block
@@ -114,7 +114,7 @@ inline constexpr ForwardShort kForwardShort[] = {{4, 16},  {4, 32},  {8, 32},
                                                  {16, 32}, {32, 32}, {32, 64}};
 inline constexpr int kForwardWarpThreads = 128;
 inline constexpr int kForwardBlockThreads = 512;
-// Where a thread holds much: better than larger ones, as long as a cluster has at most eight.
+// Where a thread holds much: better than larger ones.
 inline constexpr int kForwardSmallBlock = 256;
 
 // Elements that a thread holds: 64 bytes, or 128 (long rows of a warp, of half types in a block, and of
@@ -132,17 +132,20 @@ constexpr bool forward_copies(Scope scope, bool aligned) {
 // by smaller ones then; those of float32, which need fewer registers, by three.
 inline constexpr int kForwardLargeBlock = 384;
 
-// Whether the weight of RMS norm, of x's type and without a bias, can be asked for before sums are
-// made: where registers suffice for both.
-constexpr bool forward_early(const Tile& tile, int x_size) {
-  return tile.scope == Scope::kBlock && x_size == 2 && tile.elements == forward_elements(x_size);
+// Whether there is a kernel for RMS norm with a weight of x's type and no bias. In a
+// block, where registers suffice for both, it asks for the weight before sums are made.
+constexpr bool forward_rms(const Tile& tile, int x_size) {
+  return x_size == 2 &&
+         ((tile.scope == Scope::kCluster && tile.team <= kForwardLargeBlock) ||
+          (tile.scope == Scope::kBlock && tile.elements == forward_elements(x_size)));
 }
+constexpr bool forward_early(Scope scope) { return scope == Scope::kBlock; }
 
 // Threads that a multiprocessor shall hold at least, which says how many registers each has: 40, 48
 // or 64.
 constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned, bool large,
-                              bool early) {
-  if (!aligned || early) return 1024;
+                              bool rms) {
+  if (!aligned || (rms && forward_early(scope))) return 1024;
   if (large) return 1536;
   if (scope == Scope::kCluster) return 1280;
   if (scope == Scope::kBlock) return elements == forward_elements(x_size) ? 1280 : 1024;
@@ -159,14 +162,19 @@ constexpr bool forward_hints(Scope scope, int x_size, int elements, int threads)
   return scope == Scope::kWarp && x_size * elements >= 128;
 }
 
-// Of a block.
+// Shared memory: of a team's part of a row, and of a block.
+constexpr int forward_slot(Scope scope, int team, int elements, int64_t part_cols, int x_size,
+                           bool aligned) {
+  if (!forward_copies(scope, aligned)) return 0;
+  if (aligned) return team * elements * x_size;
+  return static_cast<int>(ring_part(part_cols, x_size, aligned));
+}
 constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile) {
   if (tile.streams()) return 0;
-  const int64_t rows = tile.teams() * ring_part(part_cols(cols, tile), x_size, aligned);
-  return (tile.scope == Scope::kWarp
-              ? 0
-              : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster))) +
-         (forward_copies(tile.scope, aligned) ? rows : 0);
+  const int slot =
+      forward_slot(tile.scope, tile.team, tile.elements, part_cols(cols, tile), x_size, aligned);
+  const int sums = reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster));
+  return tile.teams() * int64_t{slot} + (tile.scope == Scope::kWarp ? 0 : sums);
 }
 
 constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
@@ -185,7 +193,7 @@ constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
   const bool half = x_size == 2;
   const Split splits[] = {{few, half ? kForwardLargeBlock : kForwardBlockThreads},
                           {most, half ? kForwardSmallBlock : 0},
-                          {most, kForwardSmallBlock, 2, 8},
+                          {most, kForwardSmallBlock, 2, kMaxCluster},
                           {most, kForwardBlockThreads, 2, kMaxCluster}};
   for (const Split& split : splits) {
     const int largest = std::min(split.largest, chip.cluster_limit);

@@ -254,8 +254,8 @@ TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
   }
 }
 
-// The kernel that asks for the weight early knows one formula.
-TEST(CudaPlan, AsksEarlyForTheWeightOfPlainRmsNormInBlocksOfHalfTypes) {
+// The kernel for RMS norm alone knows one formula.
+TEST(CudaPlan, HasAKernelForPlainRmsNormOfLongRowsOfHalfTypes) {
   const auto make = [](Dtype x, int64_t cols) {
     Call call = make_call(Pass::kForward, 1000, cols, x, x);
     call.op = EK_RMS_NORM;
@@ -263,18 +263,19 @@ TEST(CudaPlan, AsksEarlyForTheWeightOfPlainRmsNormInBlocksOfHalfTypes) {
     call.bias = {};
     return call;
   };
-  const auto early = [](const Call& call) { return make_plan(call, kH200.chip).tile.early; };
+  const auto alone = [](const Call& call) { return make_plan(call, kH200.chip).tile.rms; };
   for (const Dtype x : {Dtype::kF16, Dtype::kBF16}) {
-    for (const int64_t cols : {4096, 8192, 12288}) EXPECT_TRUE(early(make(x, cols))) << cols;
-    for (const int64_t cols : {1024, 16384, 65536, 1 << 24})
-      EXPECT_FALSE(early(make(x, cols))) << cols;
-    EXPECT_FALSE(early(make(x, 4097))) << "not aligned";
+    for (const int64_t cols : {4096, 8192, 12288, 20000, 65536, 262144})
+      EXPECT_TRUE(alone(make(x, cols))) << cols;
+    for (const int64_t cols : {1024, 16384, 300000, 1 << 24})
+      EXPECT_FALSE(alone(make(x, cols))) << cols;
+    EXPECT_FALSE(alone(make(x, 4097))) << "not aligned";
   }
-  EXPECT_FALSE(early(make(Dtype::kF32, 4096)));
+  EXPECT_FALSE(alone(make(Dtype::kF32, 4096)));
   const auto but = [&](auto change) {
     Call call = make(Dtype::kBF16, 4096);
     change(call);
-    return early(call);
+    return alone(call);
   };
   EXPECT_FALSE(but([](Call& call) { call.op = EK_LAYER_NORM; }));
   EXPECT_FALSE(but([](Call& call) { call.weight = {}; }));

@@ -149,6 +149,8 @@ int64_t bytes_touched(const Choice& c) {
             ? 0
             : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster));
     if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
+    // A thread that has no elements there still has a place for them.
+    if (c.kind.aligned) return sums + int64_t{tile.team} * tile.elements * c.kind.x_size();
     return sums + tile.teams() * (share * c.kind.x_size() + before);
   }
   const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
@@ -234,7 +236,7 @@ TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
       if (c.kind.pass == Pass::kBackward && tile.elements > offer.elements &&
           some_cluster_could_hold(c, offer.elements))
         return "fewer elements would do";
-      // Going forward, smaller blocks are better, as long as the cluster is not large.
+      // Going forward, smaller blocks are better.
       const bool small = c.kind.pass == Pass::kForward && tile.team <= kForwardSmallBlock;
       if (tile.cluster > 2 && could_hold(c, tile.cluster / 2, tile.elements,
                                          small ? kForwardSmallBlock : offer.block_threads))
