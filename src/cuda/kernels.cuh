@@ -44,10 +44,6 @@ struct Typed {
           if (tile.rms)
             return forward_instance<true, true, Scope::kCluster, kWarp, kMost, false, true>();
         }
-        if constexpr (kAligned) {
-          if (tile.team > kForwardLargeBlock)
-            return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost, true>();
-        }
         return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
       }
       constexpr int kFew = forward_elements(sizeof(X));

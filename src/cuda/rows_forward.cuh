@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   using In = Access<X, W, float>;
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
-  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements, kThreads);
+  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements);
   constexpr bool kCopied = forward_copies(kScope, kAligned);
   constexpr bool kStays = kCopied && kAligned;  // in shared memory
   constexpr int kSize = sizeof(X);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     };
     // They come from the second cache, and a store keeps the compiler from asking for those behind it.
     constexpr int kEach = (known_weight && !known_bias ? 1 : 2) * sizeof(typename Parameter::Raw);
-    constexpr int kTogether = kStays ? std::max(1, forward_parameters(kThreads) / kEach) : 1;
+    constexpr int kTogether = kStays ? std::max(1, kForwardParameters / kEach) : 1;
     static_assert(kVectors % kTogether == 0);
 #pragma unroll
     for (int at = 0; at < kVectors; at += kTogether) {

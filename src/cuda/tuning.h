@@ -132,11 +132,11 @@ constexpr bool forward_copies(Scope scope, bool aligned) {
 // by smaller ones then; those of float32, which need fewer registers, by three.
 inline constexpr int kForwardLargeBlock = 384;
 
-// Whether there is a kernel for RMS norm with a weight of x's type and no bias. In a
-// block, where registers suffice for both, it asks for the weight before sums are made.
+// Whether there is a kernel for RMS norm with a weight of x's type and no bias. In a block, where registers
+// suffice for both, it asks for the weight before sums are made.
 constexpr bool forward_rms(const Tile& tile, int x_size) {
   return x_size == 2 &&
-         ((tile.scope == Scope::kCluster && tile.team <= kForwardLargeBlock) ||
+         (tile.scope == Scope::kCluster ||
           (tile.scope == Scope::kBlock && tile.elements == forward_elements(x_size)));
 }
 constexpr bool forward_early(Scope scope) { return scope == Scope::kBlock; }
@@ -153,12 +153,11 @@ constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligne
 }
 
 // Bytes of parameters that a thread of a cluster asks for at once: what registers are left.
-constexpr int forward_parameters(int threads) { return threads > 1280 ? 32 : 64; }
+inline constexpr int kForwardParameters = 64;
 
 // Whether loads and stores say that x and y pass by once: it gains 4 to 7 % where a thread of a warp
-// holds much, 2 % in large blocks of a cluster, and loses up to 7 % elsewhere.
-constexpr bool forward_hints(Scope scope, int x_size, int elements, int threads) {
-  if (scope == Scope::kCluster) return threads > 1280;
+// holds much, and loses up to 7 % elsewhere.
+constexpr bool forward_hints(Scope scope, int x_size, int elements) {
   return scope == Scope::kWarp && x_size * elements >= 128;
 }
 

@@ -265,10 +265,9 @@ TEST(CudaPlan, HasAKernelForPlainRmsNormOfLongRowsOfHalfTypes) {
   };
   const auto alone = [](const Call& call) { return make_plan(call, kH200.chip).tile.rms; };
   for (const Dtype x : {Dtype::kF16, Dtype::kBF16}) {
-    for (const int64_t cols : {4096, 8192, 12288, 20000, 65536, 262144})
+    for (const int64_t cols : {4096, 8192, 12288, 20000, 65536, 262144, 500000})
       EXPECT_TRUE(alone(make(x, cols))) << cols;
-    for (const int64_t cols : {1024, 16384, 300000, 1 << 24})
-      EXPECT_FALSE(alone(make(x, cols))) << cols;
+    for (const int64_t cols : {1024, 16384, 1 << 24}) EXPECT_FALSE(alone(make(x, cols))) << cols;
     EXPECT_FALSE(alone(make(x, 4097))) << "not aligned";
   }
   EXPECT_FALSE(alone(make(Dtype::kF32, 4096)));
