@@ -352,10 +352,8 @@ def test_hugging_face_checkpoints_move_both_ways(make, tmp_path):
             trainer, watch = hugging_face(tmp_path / "resumed", *callbacks, model_init=make)
             trainer.train(resume_from_checkpoint=str(tmp_path / str(first) / "checkpoint-3"))
             assert watch.seen == {then}
-            if first == then:
-                assert watch.losses == whole[first][3:]
-            else:
-                close(watch.losses, whole[first][3:], tolerance=1e-4)
+            # On some processors torch's gradients of a loaded model differ in their last bits.
+            close(watch.losses, whole[first][3:], tolerance=1e-6 if first == then else 1e-4)
             loaded = make().from_pretrained(tmp_path / str(first) / "checkpoint-3")
             assert all_fused(loaded) is False
 
