@@ -128,7 +128,7 @@ struct Held {
     if constexpr (kKeeps) {
       constexpr int64_t kSize = sizeof(Raw) / Access::kWidth;
       const char* from = tensor.data + (next + first * step) * kSize;
-      auto to = static_cast<uint32_t>(__cvta_generic_to_shared(kept + first * blockDim.x));
+      uint32_t to = shared_address(kept + first * blockDim.x);
 #pragma unroll 4
       for (int v = first; v < last; ++v, from += step * kSize, to += blockDim.x * 16)
         copy_async(to, from);

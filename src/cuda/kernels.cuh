@@ -39,21 +39,18 @@ struct Typed {
       if (tile.streams())
         return kernel<rows_forward_streamed<X, Y, float, kAligned ? kVector : 1>>(
             "rows_forward_streamed");
-      if (tile.scope == Scope::kCluster) {
-        if constexpr (kPlain && kAligned && sizeof(X) == 2 && std::is_same_v<X, Y>) {
-          if (tile.rms)
-            return forward_instance<true, true, Scope::kCluster, kWarp, kMost, false, true>();
-        }
-        return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
-      }
       constexpr int kFew = forward_elements(sizeof(X));
+      if constexpr (kPlain && kAligned && sizeof(X) == 2 && std::is_same_v<X, Y>) {
+        if (tile.rms && tile.scope == Scope::kCluster)
+          return forward_instance<true, true, Scope::kCluster, kWarp, kMost, false, true>();
+        if (tile.rms)
+          return forward_instance<true, true, Scope::kBlock, kWarp, kFew, false, true>();
+      }
+      if (tile.scope == Scope::kCluster)
+        return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
       if constexpr (sizeof(X) == 2) {
         if (tile.elements == kMost)
           return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kMost>();
-        if constexpr (kPlain && kAligned && std::is_same_v<X, Y>) {
-          if (tile.rms)
-            return forward_instance<true, true, Scope::kBlock, kWarp, kFew, false, true>();
-        }
       } else if constexpr (kAligned) {
         if (tile.team > kForwardLargeBlock)
           return forward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kFew, true>();

@@ -17,12 +17,18 @@ namespace evenkeel::cuda {
 __device__ inline void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+// Zeros unless `valid`.
+__device__ inline void copy_async_if(bool valid, uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kBytes>
 __device__ inline void copy_vector(char* to, const char* from) {
-  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const uint32_t target = shared_address(to);
 #pragma unroll
   for (int i = 0; i < kBytes; i += 16) copy_async(target + i, from + i);
 }
@@ -44,16 +50,11 @@ template <int kBytes>
 class Drawer {
  public:
   __device__ Drawer(const char* memory, int thread, int threads)
-      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + thread * kBytes),
-        pitch_(threads * kBytes) {}
+      : at_(shared_address(memory) + thread * kBytes), pitch_(threads * kBytes) {}
   // Asynchronously; zeros unless `valid`.
   __device__ void copy(int v, const char* from, bool valid) const {
 #pragma unroll
-    for (int i = 0; i < kBytes; i += 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at_ + v * pitch_ + i),
-                   "l"(from + i), "r"(valid ? 16 : 0)
-                   : "memory");
-    }
+    for (int i = 0; i < kBytes; i += 16) copy_async_if(valid, at_ + v * pitch_ + i, from + i);
   }
   template <typename Raw>
   __device__ void get(int v, Raw& raw) const {

@@ -26,25 +26,27 @@ __device__ inline void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+__device__ inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
 // Waits for values that other blocks of a cluster store into this one's shared memory, without
 // making them wait for anything else of ours: a barrier of the whole cluster would also wait for all
 // stores to global memory. A block that has received all that it waits for may end: nothing more is
 // on its way to it.
 namespace exchange {
 #if __CUDA_ARCH__ >= 900
-__device__ inline uint32_t address_of(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 __device__ inline void init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_of(barrier)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ inline void make_inits_visible() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ inline void expect(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 __device__ inline uint32_t remote(uint32_t address, int block) {
   uint32_t result;
@@ -54,8 +56,8 @@ __device__ inline uint32_t remote(uint32_t address, int block) {
 // Stores a value in another block, and counts its bytes on the barrier there.
 __device__ inline void send(float value, float* to, uint64_t* barrier, int block) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                   remote(address_of(to), block)),
-               "r"(__float_as_uint(value)), "r"(remote(address_of(barrier), block))
+                   remote(shared_address(to), block)),
+               "r"(__float_as_uint(value)), "r"(remote(shared_address(barrier), block))
                : "memory");
 }
 // kKeeps: the first cache keeps what it has; the fence is for shared memory only.
@@ -69,7 +71,7 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
         "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
         "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-        "}\n" ::"r"(address_of(barrier)),
+        "}\n" ::"r"(shared_address(barrier)),
         "r"(parity)
         : "memory");
   } else {
@@ -79,7 +81,7 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
         "again:\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
-        "}\n" ::"r"(address_of(barrier)),
+        "}\n" ::"r"(shared_address(barrier)),
         "r"(parity)
         : "memory");
   }
@@ -130,8 +132,7 @@ class Team {
 #endif
   }
 
-  // Before the first sum, so that values can be sent: tells the other blocks of the team that this one
-  // has begun, and waits until all have.
+  // Tells the other blocks of the team that this one can receive.
   __device__ void open() const {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kScope == Scope::kCluster) {
@@ -144,6 +145,7 @@ class Team {
 #endif
   }
 
+  // Waits until all of them can: before the first sum.
   __device__ void begin() const {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kScope == Scope::kCluster) asm volatile("barrier.cluster.wait;" ::: "memory");
