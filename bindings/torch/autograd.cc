@@ -25,6 +25,14 @@ MaybeTensor or_nothing(const Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
 
+// x for the backward operator. A compiler that traces both passes would keep what an operator reads,
+// even where it could keep less and compute it again (a bfloat16 summand of a float32 sum). A part
+// of x that is all of it stands between the two and costs nothing.
+Tensor to_read(const Tensor& x) {
+  const bool traced = x.key_set().has(c10::DispatchKey::Python);
+  return traced ? x.split_symint(x.sym_size(-1), -1)[0] : x;
+}
+
 // NOLINTNEXTLINE(readability-identifier-naming): the name that torch shows as grad_fn.
 struct EvenkeelNormBackward : torch::autograd::Node {
   SavedVariable x, weight, bias, mean, rstd;
@@ -37,7 +45,7 @@ struct EvenkeelNormBackward : torch::autograd::Node {
     const Wanted wanted = {task_should_compute_output(0), task_should_compute_output(1),
                            task_should_compute_output(2)};
     const Gradients result =
-        call_backward(dy, x.unpack(), or_nothing(weight.unpack()), or_nothing(bias.unpack()),
+        call_backward(dy, to_read(x.unpack()), or_nothing(weight.unpack()), or_nothing(bias.unpack()),
                       mean.unpack(), rstd.unpack(), norm, wanted);
     variable_list list(3);
     if (wanted[0]) list[0] = result.dx;

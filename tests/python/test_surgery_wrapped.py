@@ -289,6 +289,34 @@ def test_inductor(device):
         close(ours, theirs)
 
 
+class Residual(nn.Module):
+    """A float32 stream with a bfloat16 summand, which a compiler may keep instead of the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        x = x + self.first(x.sin())
+        return x + self.second(self.norm(x))
+
+
+def test_compiled_keeps_no_more_than_native(device):
+    def kept(model):
+        torch.compiler.reset()
+        x = torch.randn(64, WIDTH, device=device, requires_grad=True)
+        with torch.autocast(device, torch.bfloat16):
+            y = torch.compile(model, fullgraph=True)(x)
+        return sum(tensor.nbytes for tensor in y.grad_fn.saved_tensors)
+
+    native = Residual().to(device)
+    fused_one = copy.deepcopy(native)
+    ek.fuse(fused_one)
+    assert kept(fused_one) <= kept(native) + native.norm.bias.nbytes
+
+
+
 # ---- adapted ----
 
 
