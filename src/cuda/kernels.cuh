@@ -17,12 +17,46 @@ struct Typed {
   static constexpr int kVector = sizeof(X) == 4 && sizeof(Y) == 4 ? 4 : 8;
 
   template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
-            bool kLarge = false, bool kRms = false>
+            bool kLarge = false, Usual kUsual = Usual::kNo, int kRows = 1>
   static Kernel& forward_instance() {
-    constexpr int kThreads = forward_threads(kScope, sizeof(X), kElements, kAligned, kLarge, kRms);
-    return kernel<
-        rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kThreads, kRms>>(
+    return kernel<rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kLarge,
+                               kUsual, kRows>>(
         "rows_forward", kScope == Scope::kCluster ? SharedMemory::kRing : SharedMemory::kLittle);
+  }
+  // Of tiles that forward_usual() gives.
+  template <Usual kUsual, Scope kScope, int kLanes, int kElements, bool kLarge = false,
+            int kRows = 1>
+  static Kernel& usual_instance() {
+    return forward_instance<true, true, kScope, kLanes, kElements, kLarge, kUsual, kRows>();
+  }
+  template <Usual kUsual, size_t kLine = 0>
+  static Kernel& usual_forward(const Tile& tile) {
+    constexpr int kFew = forward_elements(sizeof(X)), kMost = forward_most(sizeof(X));
+    if constexpr (kLine < std::size(kForwardShort)) {
+      constexpr ForwardShort kShort = kForwardShort[kLine];
+      constexpr bool kSpread =
+          kUsual == Usual::kRms && kShort.team * kShort.elements == kForwardSpread * 8;
+      if constexpr (kShort.elements <= kFew && !(kSpread && sizeof(X) == 2)) {
+        if (tile.scope == Scope::kWarp && tile.rows == 1 && tile.team == kShort.team &&
+            tile.elements == kShort.elements)
+          return usual_instance<kUsual, Scope::kWarp, kShort.team, kShort.elements>();
+      }
+      return usual_forward<kUsual, kLine + 1>(tile);
+    } else {
+      if constexpr (kUsual == Usual::kRms && sizeof(X) == 2) {
+        if (tile.rows > 1)
+          return usual_instance<kUsual, Scope::kWarp, kForwardSpread, kFew, false,
+                                kFew / kVector>();
+        if (tile.scope == Scope::kWarp)
+          return usual_instance<kUsual, Scope::kWarp, kForwardSpread, kVector>();
+        if (tile.scope == Scope::kCluster)
+          return usual_instance<kUsual, Scope::kCluster, kWarp, kMost>();
+        if (tile.elements < kFew) return usual_instance<kUsual, Scope::kBlock, kWarp, kFew / 2>();
+        if (tile.team > kForwardSmallBlock)
+          return usual_instance<kUsual, Scope::kBlock, kWarp, kFew, true>();
+      }
+      return usual_instance<kUsual, Scope::kBlock, kWarp, kFew>();
+    }
   }
   template <bool kPlain, bool kAligned, size_t kLine = 0>
   static Kernel& forward(const Tile& tile) {
@@ -40,12 +74,6 @@ struct Typed {
         return kernel<rows_forward_streamed<X, Y, float, kAligned ? kVector : 1>>(
             "rows_forward_streamed");
       constexpr int kFew = forward_elements(sizeof(X));
-      if constexpr (kPlain && kAligned && sizeof(X) == 2 && std::is_same_v<X, Y>) {
-        if (tile.rms && tile.scope == Scope::kCluster)
-          return forward_instance<true, true, Scope::kCluster, kWarp, kMost, false, true>();
-        if (tile.rms)
-          return forward_instance<true, true, Scope::kBlock, kWarp, kFew, false, true>();
-      }
       if (tile.scope == Scope::kCluster)
         return forward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kMost>();
       if constexpr (sizeof(X) == 2) {
@@ -90,6 +118,8 @@ struct Typed {
     if constexpr (std::is_same_v<X, Y>) {
       if (!aligned) return plain ? forward<true, false>(tile) : forward<false, false>(tile);
       if (!plain) return forward<false, true>(tile);
+      if (tile.usual == Usual::kRms) return usual_forward<Usual::kRms>(tile);
+      if (tile.usual == Usual::kLayer) return usual_forward<Usual::kLayer>(tile);
     }
     return forward<true, true>(tile);
   }

@@ -2,6 +2,7 @@
 #include "cuda/plan.h"
 
 #include "cuda/arguments.h"
+#include "cuda/operands.h"
 
 namespace evenkeel::cuda {
 namespace {
@@ -78,16 +79,24 @@ int64_t persistent_groups(int64_t rows, const Tile& tile, const Chip& chip) {
   return std::min<int64_t>(needed, chip.clusters_of(tile.cluster));
 }
 
+Usual usual_of(const Call& call, const Plan& plan) {
+  const auto same = [&](const Vector& vector) { return vector && vector.dtype == call.x.dtype; };
+  if (!plan.plain || !plan.aligned || call.y.dtype != call.x.dtype || !same(call.weight) ||
+      !is_even(call, call.x) || !is_even(call, call.y)) {
+    return Usual::kNo;
+  }
+  if (call.centers()) return same(call.bias) ? Usual::kLayer : Usual::kNo;
+  return call.bias ? Usual::kNo : Usual::kRms;
+}
+
 void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
   const int64_t rows = call.statistics();
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
   plan.tile = plan.untyped ? streamed_tile(call.width) : forward_tile(call.width, x_size, chip);
-  plan.tile.rms = forward_rms(plan.tile, x_size) && plan.plain && plan.aligned && !call.centers() &&
-                  call.weight.dtype == call.x.dtype && call.weight && !call.bias &&
-                  call.y.dtype == call.x.dtype;
+  plan.tile = forward_usual(plan.tile, rows, call.width, x_size, usual_of(call, plan));
   // 2^36 rows or more; only streamed blocks take several rows, one after the other.
-  if (ceil_div(rows, plan.tile.teams()) > kMostBlocks) plan.tile = streamed_tile(call.width);
-  plan.groups = std::min(ceil_div(rows, plan.tile.teams()), kMostBlocks);
+  if (ceil_div(rows, plan.tile.block_rows()) > kMostBlocks) plan.tile = streamed_tile(call.width);
+  plan.groups = std::min(ceil_div(rows, plan.tile.block_rows()), kMostBlocks);
   plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile);
 }
 

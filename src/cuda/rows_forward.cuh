@@ -66,21 +66,28 @@ __device__ inline void apply(const ForwardArguments& a, const C (&x)[W], C rstd,
   }
 }
 
-// The most threads of a block, as far as the compiler knows: a divisor of `threads`, which are those
-// of a multiprocessor.
-constexpr int forward_bound(Scope scope, int threads) {
-  if (scope == Scope::kWarp) return kForwardWarpThreads;
-  return threads % kForwardBlockThreads == 0 ? kForwardBlockThreads : threads / 2;
+// What the compiler is told: the most threads of a block, and how many such blocks a multiprocessor shall
+// hold at least.
+struct ForwardBounds {
+  int threads, blocks;
+};
+constexpr ForwardBounds forward_bounds(Scope scope, int team, int x_size, int elements,
+                                       bool aligned, bool large, Usual usual) {
+  const int all = forward_threads(scope, team, x_size, elements, aligned, large, usual);
+  const int block = scope == Scope::kWarp             ? forward_warp_threads(x_size, elements)
+                    : all % kForwardBlockThreads == 0 ? kForwardBlockThreads
+                                                      : all / 2;
+  return {block, all / block};
 }
 
 // kPlain: neither an activation, nor a casting order, nor an offset of the weight. Rows that are not
 // aligned pass through shared memory on their way in and out, and their last vector may be cut off;
-// X and Y are the same type. kThreads: forward_threads(). kRms: RMS norm with a weight of type X and no
-// bias.
+// X and Y are the same type. kLarge: larger blocks than usual. kRows: Tile's.
 template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
-          bool kAligned, int kThreads, bool kRms>
-__global__ void __launch_bounds__(forward_bound(kScope, kThreads),
-                                  kThreads / forward_bound(kScope, kThreads))
+          bool kAligned, bool kLarge, Usual kUsual, int kRows>
+__global__ void __launch_bounds__(
+    forward_bounds(kScope, kLanes, sizeof(X), kElements, kAligned, kLarge, kUsual).threads,
+    forward_bounds(kScope, kLanes, sizeof(X), kElements, kAligned, kLarge, kUsual).blocks)
     rows_forward(const __grid_constant__ ForwardArguments a) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kScope == Scope::kCluster) return;
@@ -88,7 +95,9 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   using In = Access<X, W, float>;
   using Out = Access<Y, W, float>;
   constexpr int kVectors = kElements / W;
-  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements);
+  constexpr bool kRms = kUsual == Usual::kRms;
+  constexpr bool kFull = forward_full(kScope, sizeof(X), kElements, kLarge, kUsual);
+  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements, kLarge, kUsual);
   constexpr bool kCopied = forward_copies(kScope, kAligned);
   constexpr bool kStays = kCopied && kAligned;  // in shared memory
   constexpr int kSize = sizeof(X);
@@ -97,52 +106,67 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   // Rows, then what warps exchange.
   char* const slots = reinterpret_cast<char*>(shared);
   const int slot_bytes = forward_slot(kScope, blockDim.x, kElements, a.part_cols, kSize, kAligned);
-  const int teams = kScope == Scope::kWarp ? kForwardWarpThreads / kLanes : 1;
+  const int teams =
+      kScope == Scope::kWarp ? forward_warp_threads(sizeof(X), kElements) / kLanes : 1;
   Team<kScope, kLanes, kScope != Scope::kWarp, true> team(slots + teams * slot_bytes, blockDim.x);
   team.open();
   const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
   auto end = static_cast<int>(a.cols);
   if constexpr (kScope == Scope::kCluster) end = min(end, part + a.part_cols);
   const int first = part + team.thread() * W, step = team.size() * W;
-  int64_t row = static_cast<int64_t>(team.cluster_index()) * teams + team.index();
+  // Rows of a team take turns with those of the warp's other teams.
+  constexpr int kApart = kScope == Scope::kWarp ? kWarp / kLanes : 1;
+  int64_t row = static_cast<int64_t>(team.cluster_index()) * (teams * kRows) + team.index() +
+                team.index() / kApart * (kApart * (kRows - 1));
   // Lanes without a row do what the last row's do, but store nothing.
-  const bool stores = kScope == Scope::kCluster || row < a.rows;
-  if constexpr (kScope != Scope::kCluster) row = min(row, a.rows - 1);
+  const bool stores = kScope == Scope::kCluster || kRows > 1 || row < a.rows;
+  if constexpr (kScope != Scope::kCluster && kRows == 1) row = min(row, a.rows - 1);
+  const auto place = [&](const DeviceTensor& tensor, int64_t size) {
+    const int64_t offset = kUsual == Usual::kNo ? tensor.offset(row) : row * tensor.row_stride;
+    return tensor.data + (offset + first) * size;
+  };
+  // From a thread's first vector to another.
+  const auto away = [&](const DeviceTensor& tensor, int v, int size) {
+    if constexpr (kRows == 1)
+      return v * step * size;
+    else
+      return v * (kApart * tensor.row_stride * size);
+  };
   prefetch_parameters(formula, a.cols);
   wait_for_previous_kernel();
 
   char* const slot = slots + team.index() * slot_bytes;
   const Drawer<W * kSize> drawer(slots, team.thread(), team.size());
   const Cursor<X> x_at(a.x, row, part);
+  const auto inside = [&](int v) { return kFull || first + v * step < end; };
   // The elements of a vector that are in the row.
   const auto valid = [&](int v) {
-    const int left = end - (first + v * step);
-    return kAligned ? (left > 0 ? W : 0) : left;
+    return kAligned ? (inside(v) ? W : 0) : end - (first + v * step);
   };
   typename In::Raw raw[kStays ? 1 : kVectors];
   if constexpr (kStays) {
     const char* from = x_at.at + (first - part) * kSize;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v, from += step * kSize)
-      drawer.copy(v, from, first + v * step < end);
+    for (int v = 0; v < kVectors; ++v, from += step * kSize) drawer.copy(v, from, inside(v));
     commit_copies();
   } else if constexpr (kCopied) {
     copy_row<X, W, kElements, kAligned>(x_at, a.x, end - part, slot, team.thread(), team.size());
     commit_copies();
   } else {
     // Not by way of x_at: then the compiler would load the second vector first, which costs 7 %.
-    const char* const from = a.x.data + (a.x.offset(row) + first) * int64_t{kSize};
+    const char* const from = place(a.x, kSize);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      raw[v] = In::template load_if<kHinted>(first + v * step < end, from + v * step * kSize);
+      raw[v] = In::template load_if<kHinted>(inside(v), from + away(a.x, v, kSize));
   }
-  constexpr bool kEarly = kRms && forward_early(kScope);
-  typename In::Raw early[kEarly ? kVectors : 1];
+  constexpr bool kEarly = forward_early(kScope, kUsual);
+  constexpr int kWeights = kVectors / kRows;
+  typename In::Raw early[kEarly ? kWeights : 1];
   if constexpr (kEarly) {
     const char* const weights = formula.weight.data + first * kSize;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v)
-      early[v] = In::load_if(first + v * step < end, weights + v * step * kSize);
+    for (int v = 0; v < kWeights; ++v)
+      early[v] = In::load_if(inside(v), weights + v * step * kSize);
   }
   // A thread of an aligned row waits for its own copies only: nobody else reads them.
   if constexpr (kCopied) wait_for_copies(0);
@@ -154,7 +178,8 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   }
   // Short rows are unpacked and centered once, and those that are not aligned: they have the registers.
   // For long rows every pass does that anew: to hold the values would take twice the registers.
-  constexpr bool kHolds = (kScope == Scope::kWarp || !kAligned) && kElements <= 32;
+  constexpr bool kHolds =
+      kUsual == Usual::kNo && (kScope == Scope::kWarp || !kAligned) && kElements <= 32;
   float held[kHolds ? kVectors : 1][W];
   const auto subtract = [&](int v, float center, float(&x)[W]) {
     // What is cut off stays 0: few threads have any of it, and none should pay for it.
@@ -193,13 +218,15 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   }
 
   // Each warp centers its own values; the rest of the way to the row's mean is `shift`.
-  float center = 0, mean = 0, shift = 0, squares = 0;
-  if (!kRms && formula.centers) {
+  float center = 0, mean = 0, shift = 0, squares[kRows] = {};
+  if (kUsual == Usual::kLayer || (!kRms && formula.centers)) {
     const float sum = sum_over(0, [](const float(&x)[W]) { return sum_of(x); });
     int elements = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) elements += max(0, min(valid(v), W));
-    const float count = team.warp_count(elements);
+    const float count =
+        kFull ? static_cast<float>(kElements * (kScope == Scope::kWarp ? kLanes : kWarp))
+              : team.warp_count(elements);
     mean = center = team.warp_sum(sum) * __frcp_rn(fmaxf(count, 1));
     if constexpr (kHolds) {
 #pragma unroll
@@ -207,18 +234,26 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     } else {
       In::forget(raw);
     }
-    squares = team.warp_sum(sum_over(center, square));
+    squares[0] = team.warp_sum(sum_over(center, square));
     team.begin();
-    team.merge(count, formula.share, mean, squares);
+    team.merge(count, formula.share, mean, squares[0]);
     shift = center - mean;
   } else {
-    float sum[1] = {sum_over(0, square)};
+    if constexpr (kRows == 1) {
+      squares[0] = sum_over(0, square);
+    } else {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float x[W];
+        values(v, 0, x);
+        squares[v] = square(x);
+      }
+    }
     team.begin();
-    team.sum(sum);
-    squares = sum[0];
+    team.sum(squares);
   }
   if constexpr (!kHolds) In::forget(raw);
-  float variance = squares * static_cast<float>(formula.share);
+  float variance = squares[0] * static_cast<float>(formula.share);
 
   // Lanes of another row in the warp keep it company, but its bits must not depend on theirs.
   const bool correct = needs_correction(mean, variance);
@@ -242,15 +277,25 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     shift -= rest;
     if constexpr (!kHolds) In::forget(raw);
   }
-  const float rstd = reciprocal_root(variance + static_cast<float>(formula.eps));
-  if (first == 0 && stores) {
-    if (a.mean != nullptr) reinterpret_cast<float*>(a.mean)[row] = mean;
-    if (a.rstd != nullptr) reinterpret_cast<float*>(a.rstd)[row] = rstd;
+  float rstd[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r > 0) variance = squares[r] * static_cast<float>(formula.share);
+    rstd[r] = reciprocal_root(variance + static_cast<float>(formula.eps));
   }
-  Cursor<Y> y_at(a.y, row, part);
-  char* const to = (kAligned ? y_at.at : slot) + (first - part) * static_cast<int>(sizeof(Y));
+  if (first == 0 && stores) {
+    if (!kRms && a.mean != nullptr) reinterpret_cast<float*>(a.mean)[row] = mean;
+    if (a.rstd != nullptr) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) reinterpret_cast<float*>(a.rstd)[row + r * kApart] = rstd[r];
+    }
+  }
+  constexpr int kSizeY = sizeof(Y);
+  char* const to = kAligned ? place(a.y, kSizeY) : slot + (first - part) * kSizeY;
   if constexpr (!kAligned) team.sync();  // all have read x
-  shift *= rstd;
+  // A block's rows go out together: memory likes neighbours at the same time.
+  if constexpr (kFull && kScope == Scope::kWarp) __syncthreads();
+  shift *= rstd[0];
   // With kinds of parameters known at compile time, for the usual ones.
   const bool has_weight = formula.weight.data != nullptr, has_bias = formula.bias.data != nullptr;
   const auto finish = [&](auto type, auto known_weight, auto known_bias) {
@@ -264,17 +309,18 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
     };
     // They come from the second cache, and a store keeps the compiler from asking for those behind it.
     constexpr int kEach = (known_weight && !known_bias ? 1 : 2) * sizeof(typename Parameter::Raw);
-    constexpr int kTogether = kStays ? std::max(1, kForwardParameters / kEach) : 1;
+    constexpr int kAtOnce = kStays || kFull ? kForwardParameters / kEach : 1;
+    constexpr int kTogether = std::clamp(kAtOnce, 1, kVectors);
     static_assert(kVectors % kTogether == 0);
 #pragma unroll
     for (int at = 0; at < kVectors; at += kTogether) {
-      if (first + at * step >= end || !stores) continue;
+      if (!inside(at) || !stores) continue;
       typename Parameter::Raw weight_raw[kTogether] = {}, bias_raw[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        if (i > 0 && first + (at + i) * step >= end) continue;
+        if (i > 0 && !inside(at + i)) continue;
         if constexpr (kEarly) {
-          weight_raw[i] = early[at + i];
+          weight_raw[i] = early[kRows == 1 ? at + i : 0];
           continue;
         }
         if (known_weight || has_weight) weight_raw[i] = load(weights, at + i);
@@ -283,7 +329,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int v = at + i;
-        if (i > 0 && first + v * step >= end) continue;
+        if (i > 0 && !inside(v)) continue;
         float weight[W], bias[W], y[W];
         Parameter::unpack(weight_raw[i], weight);
         Parameter::unpack(bias_raw[i], bias);
@@ -294,8 +340,8 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
         }
         float x[W];
         values(v, center, x);
-        apply<X, kPlain>(a, x, rstd, shift, weight, bias, y);
-        Out::template store<kHinted && kAligned>(to + v * step * static_cast<int>(sizeof(Y)), y);
+        apply<X, kPlain>(a, x, rstd[kRows == 1 ? 0 : v], shift, weight, bias, y);
+        Out::template store<kHinted && kAligned>(to + away(a.y, v, kSizeY), y);
       }
     }
   };
@@ -303,6 +349,8 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   constexpr std::false_type kUnknown;
   if constexpr (kRms) {
     finish(X{}, kKnown, kUnknown);
+  } else if constexpr (kUsual == Usual::kLayer) {
+    finish(X{}, kKnown, kKnown);
   } else {
     with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
       if (kPlain && has_weight && has_bias) {
@@ -316,7 +364,7 @@ __global__ void __launch_bounds__(forward_bound(kScope, kThreads),
   }
   if constexpr (!kAligned) {
     team.sync();
-    if (stores) write_row(y_at, end - part, slot, team.thread(), team.size());
+    if (stores) write_row(Cursor<Y>(a.y, row, part), end - part, slot, team.thread(), team.size());
   }
 }
 

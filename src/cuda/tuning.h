@@ -2,9 +2,9 @@
 // the chip, so that they can be tested without a GPU.
 //
 // A team of threads works on one row. How a row is split between them decides the order of its
-// sums, so the split depends on the row's length and type only, never on the number of rows: a row
-// gives the same bits in every batch. How many teams share a block, and how many blocks there are,
-// may depend on anything.
+// sums, so the split depends on the formula, types, the row's length and how rows lie in memory, never
+// on their number: a row gives the same bits in every batch. How many teams share a block, how many
+// rows a team has, and how many blocks there are, may depend on anything.
 //
 // Numbers were measured on an H200 (docs/performance.md).
 #pragma once
@@ -37,19 +37,28 @@ struct Chip {
   }
 };
 
+// What a forward kernel may know: y, weight and bias have x's type, and all rows one stride.
+enum class Usual {
+  kNo,
+  kRms,    // RMS norm with a weight
+  kLayer,  // layer norm with weight and bias
+};
+
 struct Tile {
   Scope scope = Scope::kWarp;
   int team = 32;     // threads of a team in one block
-  int elements = 0;  // of a row that a thread holds; 0: the row is read anew in every pass
+  int elements = 0;  // that a thread holds; 0: the row is read anew in every pass
+  int rows = 1;      // of a team at once, with one vector of a thread each
   int cluster = 1;   // blocks of a team
   int threads = 32;  // of a block
   int stages = 0;    // rows in the ring of a team
-  bool rms = false;  // forward: the kernel knows RMS norm with a weight of x's type only
+  Usual usual = Usual::kNo;
 
   constexpr bool streams() const { return elements == 0; }
   constexpr int teams() const { return threads / team; }  // in a block
   // Columns that a team can hold.
-  constexpr int64_t capacity() const { return int64_t{team} * elements * cluster; }
+  constexpr int64_t capacity() const { return int64_t{team} * elements * cluster / rows; }
+  constexpr int block_rows() const { return teams() * rows; }
   bool operator==(const Tile&) const = default;
 };
 
@@ -112,7 +121,8 @@ struct ForwardShort {
 };
 inline constexpr ForwardShort kForwardShort[] = {{4, 16},  {4, 32},  {8, 32},
                                                  {16, 32}, {32, 32}, {32, 64}};
-inline constexpr int kForwardWarpThreads = 128;
+// Lanes with a vector of 8 each: how RMS norm splits rows of that length, if it knows them.
+inline constexpr int kForwardSpread = 16;
 inline constexpr int kForwardBlockThreads = 512;
 // Where a thread holds much: better than larger ones.
 inline constexpr int kForwardSmallBlock = 256;
@@ -121,6 +131,12 @@ inline constexpr int kForwardSmallBlock = 256;
 // clusters, where they wait in shared memory).
 constexpr int forward_elements(int x_size) { return 64 / x_size; }
 constexpr int forward_most(int x_size) { return 128 / x_size; }
+
+// Of a block with several teams.
+constexpr int forward_warp_threads(int x_size, int elements) {
+  const int bytes = x_size * elements;
+  return bytes == 16 || bytes == 64 ? 64 : 128;
+}
 
 // Whether a row is copied into shared memory. There those of clusters stay; one that is not aligned goes
 // on into registers.
@@ -132,20 +148,29 @@ constexpr bool forward_copies(Scope scope, bool aligned) {
 // by smaller ones then; those of float32, which need fewer registers, by three.
 inline constexpr int kForwardLargeBlock = 384;
 
-// Whether there is a kernel for RMS norm with a weight of x's type and no bias. In a block, where registers
-// suffice for both, it asks for the weight before sums are made.
-constexpr bool forward_rms(const Tile& tile, int x_size) {
-  return x_size == 2 &&
-         (tile.scope == Scope::kCluster ||
-          (tile.scope == Scope::kBlock && tile.elements == forward_elements(x_size)));
+// Whether a kernel that knows a usual problem also knows that rows fill their teams.
+constexpr bool forward_full(Scope scope, int x_size, int elements, bool large, Usual usual) {
+  if (scope == Scope::kWarp) return usual != Usual::kNo;
+  return scope == Scope::kBlock &&
+         (usual == Usual::kLayer || (usual == Usual::kRms && (large || x_size * elements < 64)));
 }
-constexpr bool forward_early(Scope scope) { return scope == Scope::kBlock; }
 
-// Threads that a multiprocessor shall hold at least, which says how many registers each has: 40, 48
-// or 64.
-constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligned, bool large,
-                              bool rms) {
-  if (!aligned || (rms && forward_early(scope))) return 1024;
+// Whether the weight is asked for before sums are made: registers suffice for it, not for a bias.
+constexpr bool forward_early(Scope scope, Usual usual) {
+  return usual == Usual::kRms && scope != Scope::kCluster;
+}
+
+// Threads that a multiprocessor shall hold at least, which says how many registers each has: 40 to 80.
+constexpr int forward_threads(Scope scope, int team, int x_size, int elements, bool aligned,
+                              bool large, Usual usual) {
+  const int bytes = elements * x_size;
+  if (!aligned) return 1024;
+  if (usual == Usual::kRms && scope == Scope::kBlock)
+    return bytes < 64 ? 1536 : large ? 1152 : 1024;
+  if (usual == Usual::kRms && scope == Scope::kWarp) return 1024;
+  if (usual == Usual::kLayer && scope == Scope::kWarp)
+    return bytes < 64 ? 1280 : team < kWarp ? 768 : 1024;
+  if (usual == Usual::kLayer) return 1024;
   if (large) return 1536;
   if (scope == Scope::kCluster) return 1280;
   if (scope == Scope::kBlock) return elements == forward_elements(x_size) ? 1280 : 1024;
@@ -156,8 +181,9 @@ constexpr int forward_threads(Scope scope, int x_size, int elements, bool aligne
 inline constexpr int kForwardParameters = 64;
 
 // Whether loads and stores say that x and y pass by once: it gains 4 to 7 % where a thread of a warp
-// holds much, and loses up to 7 % elsewhere.
-constexpr bool forward_hints(Scope scope, int x_size, int elements) {
+// holds much, 1 % in blocks that know their rows, and loses up to 7 % elsewhere.
+constexpr bool forward_hints(Scope scope, int x_size, int elements, bool large, Usual usual) {
+  if (scope == Scope::kBlock) return forward_full(scope, x_size, elements, large, usual);
   return scope == Scope::kWarp && x_size * elements >= 128;
 }
 
@@ -183,7 +209,7 @@ constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
     return {.scope = Scope::kWarp,
             .team = s.team,
             .elements = s.elements,
-            .threads = kForwardWarpThreads};
+            .threads = forward_warp_threads(x_size, s.elements)};
   }
   struct Split {
     int elements, threads;          // the most of a block
@@ -207,6 +233,36 @@ constexpr Tile forward_tile(int64_t cols, int x_size, const Chip& chip) {
     }
   }
   return streamed_tile(cols);
+}
+
+// The tile of a kernel that knows a usual problem, or the same if there is none.
+constexpr Tile forward_usual(Tile tile, int64_t rows, int64_t cols, int x_size, Usual usual) {
+  const bool rms = usual == Usual::kRms, half = x_size == 2;
+  const int few = forward_elements(x_size);
+  // Loads of a warp lie side by side if a thread has one vector of each row. Either all teams have
+  // several rows, or all have one.
+  if (rms && half && cols == kForwardSpread * 8) {
+    tile = {.team = kForwardSpread,
+            .elements = 8,
+            .threads = forward_warp_threads(x_size, few),
+            .usual = usual};
+    if (rows % (tile.teams() * (few / 8)) == 0) tile.elements = few, tile.rows = few / 8;
+    return tile;
+  }
+  // RMS norm needs fewer registers than layer norm, so blocks may have twice the threads.
+  if (rms && half && tile.scope == Scope::kBlock && cols % (few / 2 * kWarp) == 0 &&
+      cols / (few / 2) <= kForwardSmallBlock) {
+    tile.elements = few / 2;
+    tile.team = tile.threads = static_cast<int>(cols / tile.elements);
+  }
+  const bool large = tile.team > kForwardSmallBlock;
+  const bool full = forward_full(tile.scope, x_size, tile.elements, large, usual);
+  if (tile.streams() || (full && tile.capacity() != cols)) return tile;
+  const bool known = tile.scope == Scope::kCluster
+                         ? rms && half
+                         : tile.elements <= few && (!large || (rms && half));
+  if (known) tile.usual = usual;
+  return tile;
 }
 
 // Backward: the weight and the sums of dweight and dbias stay in registers beside the row.

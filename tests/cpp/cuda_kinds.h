@@ -59,26 +59,26 @@ struct Offer {
   int elements;             // of larger teams
   int other_elements;       // of some blocks
   int most_elements;        // of a cluster
-  int warp_threads, block_threads;
+  int block_threads;
 };
+
+// Of a block with teams of a part of a warp that hold so many elements a thread: forward all of them,
+// backward at most.
+inline int warp_threads(const Kind& kind, int elements) {
+  return kind.pass == Pass::kForward ? forward_warp_threads(kind.x_size(), elements) : kRingThreads;
+}
 
 inline Offer offer_of(const Kind& kind) {
   if (kind.pass == Pass::kForward) {
     const int elements = forward_elements(kind.x_size());
     const int most = forward_most(kind.x_size());
-    Offer offer{{},
-                elements,
-                kind.x_size() == 2 ? most : elements,
-                most,
-                kForwardWarpThreads,
-                kForwardBlockThreads};
+    Offer offer{{}, elements, kind.x_size() == 2 ? most : elements, most, kForwardBlockThreads};
     for (const ForwardShort& s : kForwardShort) {
       if (s.elements <= most) offer.warps.push_back({.team = s.team, .elements = s.elements});
     }
     return offer;
   }
-  Offer offer{{},           kBackwardElements, kBackwardElements, kBackwardMostElements,
-              kRingThreads, kRingThreads};
+  Offer offer{{}, kBackwardElements, kBackwardElements, kBackwardMostElements, kRingThreads};
   for (const int team : kBackwardTeams)
     offer.warps.push_back({.team = team, .elements = kBackwardElements});
   return offer;

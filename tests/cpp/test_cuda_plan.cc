@@ -89,11 +89,15 @@ void for_plans(Body body) {
 
 // for_plans() finds the tile without the number of rows.
 TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
-  for_plans([](const Choice& c, int64_t, const Call&, const Plan& plan) {
+  for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
     EXPECT_EQ(plan.untyped == nullptr, c.kind.typed());
     EXPECT_EQ(plan.aligned, c.kind.aligned);
-    EXPECT_TRUE(plan.tile == c.tile);
-    EXPECT_EQ(plan.shared, shared_of(c.kind, c.cols, c.tile));
+    const bool usual = c.kind.pass == Pass::kForward && c.kind.aligned && c.kind.x == Dtype::kF32 &&
+                       c.kind.other == Dtype::kF32;
+    const Tile tile =
+        usual ? forward_usual(c.tile, rows, c.cols, c.kind.x_size(), Usual::kLayer) : c.tile;
+    EXPECT_TRUE(plan.tile == tile);
+    EXPECT_EQ(plan.shared, shared_of(c.kind, c.cols, tile));
   });
 }
 
@@ -254,37 +258,57 @@ TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
   }
 }
 
-// The kernel for RMS norm alone knows one formula.
-TEST(CudaPlan, HasAKernelForPlainRmsNormOfLongRowsOfHalfTypes) {
-  const auto make = [](Dtype x, int64_t cols) {
+// Kernels that know their problem know one formula, and one type.
+TEST(CudaPlan, KnowsUsualProblems) {
+  const auto make = [](Dtype x, int64_t cols, bool rms) {
     Call call = make_call(Pass::kForward, 1000, cols, x, x);
-    call.op = EK_RMS_NORM;
-    call.weight.dtype = x;
-    call.bias = {};
+    call.weight.dtype = call.bias.dtype = x;
+    if (rms) {
+      call.op = EK_RMS_NORM;
+      call.bias = {};
+    }
     return call;
   };
-  const auto alone = [](const Call& call) { return make_plan(call, kH200.chip).tile.rms; };
+  const auto known = [](const Call& call) { return make_plan(call, kH200.chip).tile.usual; };
   for (const Dtype x : {Dtype::kF16, Dtype::kBF16}) {
-    for (const int64_t cols : {4096, 8192, 12288, 20000, 65536, 262144, 500000})
-      EXPECT_TRUE(alone(make(x, cols))) << cols;
-    for (const int64_t cols : {1024, 16384, 1 << 24}) EXPECT_FALSE(alone(make(x, cols))) << cols;
-    EXPECT_FALSE(alone(make(x, 4097))) << "not aligned";
+    for (const int64_t cols : {64, 128, 1024, 2560, 4096, 5000, 8192, 12288, 65536, 500000})
+      EXPECT_EQ(known(make(x, cols, true)), Usual::kRms) << cols;
+    for (const int64_t cols : {72, 2048, 12000, 16384, 1 << 24})
+      EXPECT_EQ(known(make(x, cols, true)), Usual::kNo) << cols;
+    for (const int64_t cols : {64, 1024, 4096, 5120, 8192})
+      EXPECT_EQ(known(make(x, cols, false)), Usual::kLayer) << cols;
+    for (const int64_t cols : {72, 768, 2048, 5000, 12288, 65536})
+      EXPECT_EQ(known(make(x, cols, false)), Usual::kNo) << cols;
   }
-  EXPECT_FALSE(alone(make(Dtype::kF32, 4096)));
-  const auto but = [&](auto change) {
-    Call call = make(Dtype::kBF16, 4096);
-    change(call);
-    return alone(call);
-  };
-  EXPECT_FALSE(but([](Call& call) { call.op = EK_LAYER_NORM; }));
-  EXPECT_FALSE(but([](Call& call) { call.weight = {}; }));
-  EXPECT_FALSE(but([](Call& call) { call.weight.dtype = Dtype::kF32; }));
-  EXPECT_FALSE(but([](Call& call) { call.weight.dtype = Dtype::kF16; }));
-  EXPECT_FALSE(but([](Call& call) { call.bias = {call.weight.data, Dtype::kBF16}; }));
-  EXPECT_FALSE(but([](Call& call) { call.y.dtype = Dtype::kF32; }));
-  EXPECT_FALSE(but([](Call& call) { call.activation = EK_ACTIVATION_SILU; }));
-  EXPECT_FALSE(but([](Call& call) { call.weight_offset = 1; }));
-  EXPECT_FALSE(but([](Call& call) { call.x.data += 2; }));
+  EXPECT_EQ(known(make(Dtype::kF32, 4096, false)), Usual::kLayer);
+  EXPECT_EQ(known(make(Dtype::kF32, 512, true)), Usual::kRms);
+  EXPECT_EQ(known(make(Dtype::kF32, 4096, true)), Usual::kRms);
+  EXPECT_EQ(known(make(Dtype::kF32, 8192, true)), Usual::kNo);
+  for (const bool rms : {false, true}) {
+    const auto but = [&](auto change) {
+      Call call = make(Dtype::kBF16, 4096, rms);
+      change(call);
+      return known(call);
+    };
+    EXPECT_NE(but([](Call&) {}), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.weight = {}; }), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF32; }), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF16; }), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.y.dtype = Dtype::kF32; }), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.activation = EK_ACTIVATION_SILU; }), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.weight_offset = 1; }), Usual::kNo);
+    EXPECT_EQ(but([](Call& call) { call.x.data += 2; }), Usual::kNo);
+    EXPECT_EQ(but([&](Call& call) {
+                call.bias = rms ? Vector{call.weight.data, Dtype::kBF16} : Vector{};
+              }),
+              Usual::kNo);
+    EXPECT_EQ(but([](Call& call) {  // rows with two strides
+                call.outer = 10, call.inner = 100;
+                call.x.outer_stride = 100 * call.x.row_stride + 8;
+                call.y.outer_stride = 100 * call.y.row_stride;
+              }),
+              Usual::kNo);
+  }
 }
 
 // --- Types

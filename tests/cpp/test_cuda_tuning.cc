@@ -64,7 +64,8 @@ TEST(CudaTile, HoldsEveryColumn) {
 
 const char* flaw_of_warp(const Choice& c) {
   if (c.tile.cluster != 1) return "a cluster whose sums stay in a warp";
-  if (c.tile.threads > c.offer.warp_threads) return "more threads than the kernel is compiled for";
+  if (c.tile.threads > warp_threads(c.kind, c.tile.elements))
+    return "more threads than the kernel is compiled for";
   for (const Tile& offered : c.offer.warps) {
     if (offered.team == c.tile.team && offered.elements == c.tile.elements) return nullptr;
   }
@@ -120,7 +121,8 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
     if (c.kind.pass == Pass::kForward) {
       if (tile.stages != 0) return "a forward kernel has no ring";
       // Its teams of a warp know their number at compile time, the larger ones are alone.
-      if (tile.threads != (tile.scope == Scope::kWarp ? c.offer.warp_threads : tile.team))
+      if (tile.threads !=
+          (tile.scope == Scope::kWarp ? warp_threads(c.kind, tile.elements) : tile.team))
         return "a forward kernel finds its rows elsewhere";
     } else if (tile.stages < kMinStages || tile.stages > kMaxStages) {
       return "a ring of too few or too many rows";
@@ -224,7 +226,7 @@ TEST(CudaTile, IsTheSmallestThatHoldsTheRow) {
     bool crowded = false;  // a smaller team would do, but even half a block has too many of them
     for (Tile smaller : offer.warps) {
       if (smaller.capacity() >= tile.capacity() || smaller.capacity() < c.cols) continue;
-      smaller.threads = offer.warp_threads / 2;
+      smaller.threads = warp_threads(c.kind, smaller.elements) / 2;
       if (could_fit(c, smaller)) return "a smaller part of a warp would do";
       crowded = true;
     }
@@ -267,6 +269,74 @@ TEST(CudaTile, NoLongHalfRowIsStreamedOnAnH200) {
       ASSERT_FALSE(choice.tile.streams()) << describe(choice);
     }
   }
+}
+
+// --- Kernels that know their problem
+
+struct UsualChoice {
+  int64_t cols, rows;
+  int x_size;
+  Usual usual;
+  Tile general, tile;
+};
+
+template <typename Body>
+void for_usual_tiles(const Body& body) {
+  for (const int x_size : {2, 4}) {
+    for (int64_t cols = 16 / x_size; cols <= 270000; cols += 16 / x_size) {
+      const Tile general = forward_tile(cols, x_size, kH200.chip);
+      for (const Usual usual : {Usual::kNo, Usual::kRms, Usual::kLayer}) {
+        for (const int64_t rows : {1, 15, 16, 4096}) {
+          body(UsualChoice{cols, rows, x_size, usual, general,
+                           forward_usual(general, rows, cols, x_size, usual)});
+          if (testing::Test::HasFailure()) {
+            ADD_FAILURE() << rows << " rows of " << cols << " elements of " << x_size << " bytes";
+            return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaUsualTile, IsTheGeneralOneWhereNoKernelKnowsMore) {
+  for_usual_tiles([](const UsualChoice& c) {
+    if (c.tile.usual == Usual::kNo) {
+      EXPECT_TRUE(c.tile == c.general);
+    } else {
+      EXPECT_EQ(c.tile.usual, c.usual);
+      EXPECT_FALSE(c.tile.streams());
+    }
+  });
+}
+
+TEST(CudaUsualTile, HoldsTheRowsThatItsKernelExpects) {
+  for_usual_tiles([](const UsualChoice& c) {
+    const Tile& t = c.tile;
+    if (t.usual == Usual::kNo) return;
+    const bool large = t.team > kForwardSmallBlock;
+    if (forward_full(t.scope, c.x_size, t.elements, large, t.usual)) {
+      EXPECT_EQ(t.capacity(), c.cols);
+    } else {
+      EXPECT_GE(t.capacity(), c.cols);
+    }
+    EXPECT_EQ(t.threads,
+              t.scope == Scope::kWarp ? forward_warp_threads(c.x_size, t.elements) : t.team);
+    EXPECT_EQ(t.threads % t.team, 0);
+    if (t.rows > 1) {
+      EXPECT_EQ(c.rows % t.block_rows(), 0);
+    }
+  });
+}
+
+// Or a row's bits would depend on them.
+TEST(CudaUsualTile, SplitsARowTheSameWayWhateverTheNumberOfRows) {
+  for_usual_tiles([](const UsualChoice& c) {
+    const Tile one = forward_usual(c.general, 1, c.cols, c.x_size, c.usual);
+    EXPECT_EQ(c.tile.team, one.team);
+    EXPECT_EQ(c.tile.elements / c.tile.rows, one.elements / one.rows);
+    EXPECT_EQ(c.tile.cluster, one.cluster);
+  });
 }
 
 // The functions stay plain: a tile can be had at compile time.
