@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(
   constexpr int kVectors = kElements / W;
   constexpr bool kRms = kUsual == Usual::kRms;
   constexpr bool kFull = forward_full(kScope, sizeof(X), kElements, kLarge, kUsual);
-  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements, kLarge, kUsual);
+  constexpr bool kHinted = forward_hints(kScope, sizeof(X), kElements);
   constexpr bool kCopied = forward_copies(kScope, kAligned);
   constexpr bool kStays = kCopied && kAligned;  // in shared memory
   constexpr int kSize = sizeof(X);

@@ -181,9 +181,8 @@ constexpr int forward_threads(Scope scope, int team, int x_size, int elements, b
 inline constexpr int kForwardParameters = 64;
 
 // Whether loads and stores say that x and y pass by once: it gains 4 to 7 % where a thread of a warp
-// holds much, 1 % in blocks that know their rows, and loses up to 7 % elsewhere.
-constexpr bool forward_hints(Scope scope, int x_size, int elements, bool large, Usual usual) {
-  if (scope == Scope::kBlock) return forward_full(scope, x_size, elements, large, usual);
+// holds much, and loses up to 7 % elsewhere.
+constexpr bool forward_hints(Scope scope, int x_size, int elements) {
   return scope == Scope::kWarp && x_size * elements >= 128;
 }
 

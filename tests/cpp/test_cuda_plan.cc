@@ -281,7 +281,8 @@ TEST(CudaPlan, KnowsUsualProblems) {
       EXPECT_EQ(known(make(x, cols, false)), Usual::kNo) << cols;
   }
   EXPECT_EQ(known(make(Dtype::kF32, 4096, false)), Usual::kLayer);
-  EXPECT_EQ(known(make(Dtype::kF32, 512, true)), Usual::kRms);
+  EXPECT_EQ(known(make(Dtype::kF32, 64, true)), Usual::kRms);
+  EXPECT_EQ(known(make(Dtype::kF32, 512, true)), Usual::kNo);
   EXPECT_EQ(known(make(Dtype::kF32, 4096, true)), Usual::kRms);
   EXPECT_EQ(known(make(Dtype::kF32, 8192, true)), Usual::kNo);
   for (const bool rms : {false, true}) {
