@@ -45,8 +45,8 @@ struct EvenkeelNormBackward : torch::autograd::Node {
     const Wanted wanted = {task_should_compute_output(0), task_should_compute_output(1),
                            task_should_compute_output(2)};
     const Gradients result =
-        call_backward(dy, to_read(x.unpack()), or_nothing(weight.unpack()), or_nothing(bias.unpack()),
-                      mean.unpack(), rstd.unpack(), norm, wanted);
+        call_backward(dy, to_read(x.unpack()), or_nothing(weight.unpack()),
+                      or_nothing(bias.unpack()), mean.unpack(), rstd.unpack(), norm, wanted);
     variable_list list(3);
     if (wanted[0]) list[0] = result.dx;
     if (wanted[1]) list[1] = result.dweight;

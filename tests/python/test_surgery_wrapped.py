@@ -316,7 +316,6 @@ def test_compiled_keeps_no_more_than_native(device):
     assert kept(fused_one) <= kept(native) + native.norm.bias.nbytes
 
 
-
 # ---- adapted ----
 
 
