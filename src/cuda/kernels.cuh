@@ -17,7 +17,7 @@ struct Typed {
   static constexpr int kVector = sizeof(X) == 4 && sizeof(Y) == 4 ? 4 : 8;
 
   template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
-            bool kLarge = false, Usual kUsual = Usual::kNo, int kRows = 1>
+            bool kLarge = false, Usual kUsual = Usual::kNone, int kRows = 1>
   static Kernel& forward_instance() {
     return kernel<rows_forward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kLarge,
                                kUsual, kRows>>(

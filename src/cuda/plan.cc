@@ -83,10 +83,10 @@ Usual usual_of(const Call& call, const Plan& plan) {
   const auto same = [&](const Vector& vector) { return vector && vector.dtype == call.x.dtype; };
   if (!plan.plain || !plan.aligned || call.y.dtype != call.x.dtype || !same(call.weight) ||
       !is_even(call, call.x) || !is_even(call, call.y)) {
-    return Usual::kNo;
+    return Usual::kNone;
   }
-  if (call.centers()) return same(call.bias) ? Usual::kLayer : Usual::kNo;
-  return call.bias ? Usual::kNo : Usual::kRms;
+  if (call.centers()) return same(call.bias) ? Usual::kLayer : Usual::kNone;
+  return call.bias ? Usual::kNone : Usual::kRms;
 }
 
 void plan_forward(const Call& call, const Chip& chip, Plan& plan) {

@@ -28,7 +28,7 @@ void describe_rows(const Call& call, Note& note) {
                   plan.untyped ? plan.untyped : "");
   } else {
     std::snprintf(held, sizeof held, "%d elements a thread%s", tile.elements,
-                  tile.usual == Usual::kNo ? "" : ", parameters of x's type");
+                  tile.usual == Usual::kNone ? "" : ", parameters of x's type");
   }
   char ring[64] = "";
   if (tile.stages > 0) {

@@ -82,7 +82,7 @@ constexpr ForwardBounds forward_bounds(Scope scope, int team, int x_size, int el
 
 // kPlain: neither an activation, nor a casting order, nor an offset of the weight. Rows that are not
 // aligned pass through shared memory on their way in and out, and their last vector may be cut off;
-// X and Y are the same type. kLarge: larger blocks than usual. kRows: Tile's.
+// X and Y are the same type. kLarge: blocks of more threads. kRows: Tile's.
 template <typename X, typename Y, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
           bool kAligned, bool kLarge, Usual kUsual, int kRows>
 __global__ void __launch_bounds__(
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(
   const bool stores = kScope == Scope::kCluster || kRows > 1 || row < a.rows;
   if constexpr (kScope != Scope::kCluster && kRows == 1) row = min(row, a.rows - 1);
   const auto place = [&](const DeviceTensor& tensor, int64_t size) {
-    const int64_t offset = kUsual == Usual::kNo ? tensor.offset(row) : row * tensor.row_stride;
+    const int64_t offset = kUsual == Usual::kNone ? tensor.offset(row) : row * tensor.row_stride;
     return tensor.data + (offset + first) * size;
   };
   // From a thread's first vector to another.
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(
   // Short rows are unpacked and centered once, and those that are not aligned: they have the registers.
   // For long rows every pass does that anew: to hold the values would take twice the registers.
   constexpr bool kHolds =
-      kUsual == Usual::kNo && (kScope == Scope::kWarp || !kAligned) && kElements <= 32;
+      kUsual == Usual::kNone && (kScope == Scope::kWarp || !kAligned) && kElements <= 32;
   float held[kHolds ? kVectors : 1][W];
   const auto subtract = [&](int v, float center, float(&x)[W]) {
     // What is cut off stays 0: few threads have any of it, and none should pay for it.

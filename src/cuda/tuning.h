@@ -39,7 +39,7 @@ struct Chip {
 
 // What a forward kernel may know: y, weight and bias have x's type, and all rows one stride.
 enum class Usual {
-  kNo,
+  kNone,
   kRms,    // RMS norm with a weight
   kLayer,  // layer norm with weight and bias
 };
@@ -52,7 +52,7 @@ struct Tile {
   int cluster = 1;   // blocks of a team
   int threads = 32;  // of a block
   int stages = 0;    // rows in the ring of a team
-  Usual usual = Usual::kNo;
+  Usual usual = Usual::kNone;
 
   constexpr bool streams() const { return elements == 0; }
   constexpr int teams() const { return threads / team; }  // in a block
@@ -150,7 +150,7 @@ inline constexpr int kForwardLargeBlock = 384;
 
 // Whether a kernel that knows a usual problem also knows that rows fill their teams.
 constexpr bool forward_full(Scope scope, int x_size, int elements, bool large, Usual usual) {
-  if (scope == Scope::kWarp) return usual != Usual::kNo;
+  if (scope == Scope::kWarp) return usual != Usual::kNone;
   return scope == Scope::kBlock &&
          (usual == Usual::kLayer || (usual == Usual::kRms && (large || x_size * elements < 64)));
 }

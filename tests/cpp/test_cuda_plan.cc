@@ -274,41 +274,41 @@ TEST(CudaPlan, KnowsUsualProblems) {
     for (const int64_t cols : {64, 128, 1024, 2560, 4096, 5000, 8192, 12288, 65536, 500000})
       EXPECT_EQ(known(make(x, cols, true)), Usual::kRms) << cols;
     for (const int64_t cols : {72, 2048, 12000, 16384, 1 << 24})
-      EXPECT_EQ(known(make(x, cols, true)), Usual::kNo) << cols;
+      EXPECT_EQ(known(make(x, cols, true)), Usual::kNone) << cols;
     for (const int64_t cols : {64, 1024, 4096, 5120, 8192})
       EXPECT_EQ(known(make(x, cols, false)), Usual::kLayer) << cols;
     for (const int64_t cols : {72, 768, 2048, 5000, 12288, 65536})
-      EXPECT_EQ(known(make(x, cols, false)), Usual::kNo) << cols;
+      EXPECT_EQ(known(make(x, cols, false)), Usual::kNone) << cols;
   }
   EXPECT_EQ(known(make(Dtype::kF32, 4096, false)), Usual::kLayer);
   EXPECT_EQ(known(make(Dtype::kF32, 64, true)), Usual::kRms);
-  EXPECT_EQ(known(make(Dtype::kF32, 512, true)), Usual::kNo);
+  EXPECT_EQ(known(make(Dtype::kF32, 512, true)), Usual::kNone);
   EXPECT_EQ(known(make(Dtype::kF32, 4096, true)), Usual::kRms);
-  EXPECT_EQ(known(make(Dtype::kF32, 8192, true)), Usual::kNo);
+  EXPECT_EQ(known(make(Dtype::kF32, 8192, true)), Usual::kNone);
   for (const bool rms : {false, true}) {
     const auto but = [&](auto change) {
       Call call = make(Dtype::kBF16, 4096, rms);
       change(call);
       return known(call);
     };
-    EXPECT_NE(but([](Call&) {}), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.weight = {}; }), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF32; }), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF16; }), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.y.dtype = Dtype::kF32; }), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.activation = EK_ACTIVATION_SILU; }), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.weight_offset = 1; }), Usual::kNo);
-    EXPECT_EQ(but([](Call& call) { call.x.data += 2; }), Usual::kNo);
+    EXPECT_NE(but([](Call&) {}), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.weight = {}; }), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF32; }), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF16; }), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.y.dtype = Dtype::kF32; }), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.activation = EK_ACTIVATION_SILU; }), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.weight_offset = 1; }), Usual::kNone);
+    EXPECT_EQ(but([](Call& call) { call.x.data += 2; }), Usual::kNone);
     EXPECT_EQ(but([&](Call& call) {
                 call.bias = rms ? Vector{call.weight.data, Dtype::kBF16} : Vector{};
               }),
-              Usual::kNo);
+              Usual::kNone);
     EXPECT_EQ(but([](Call& call) {  // rows with two strides
                 call.outer = 10, call.inner = 100;
                 call.x.outer_stride = 100 * call.x.row_stride + 8;
                 call.y.outer_stride = 100 * call.y.row_stride;
               }),
-              Usual::kNo);
+              Usual::kNone);
   }
 }
 

@@ -285,7 +285,7 @@ void for_usual_tiles(const Body& body) {
   for (const int x_size : {2, 4}) {
     for (int64_t cols = 16 / x_size; cols <= 270000; cols += 16 / x_size) {
       const Tile general = forward_tile(cols, x_size, kH200.chip);
-      for (const Usual usual : {Usual::kNo, Usual::kRms, Usual::kLayer}) {
+      for (const Usual usual : {Usual::kNone, Usual::kRms, Usual::kLayer}) {
         for (const int64_t rows : {1, 15, 16, 4096}) {
           body(UsualChoice{cols, rows, x_size, usual, general,
                            forward_usual(general, rows, cols, x_size, usual)});
@@ -301,7 +301,7 @@ void for_usual_tiles(const Body& body) {
 
 TEST(CudaUsualTile, IsTheGeneralOneWhereNoKernelKnowsMore) {
   for_usual_tiles([](const UsualChoice& c) {
-    if (c.tile.usual == Usual::kNo) {
+    if (c.tile.usual == Usual::kNone) {
       EXPECT_TRUE(c.tile == c.general);
     } else {
       EXPECT_EQ(c.tile.usual, c.usual);
@@ -313,7 +313,7 @@ TEST(CudaUsualTile, IsTheGeneralOneWhereNoKernelKnowsMore) {
 TEST(CudaUsualTile, HoldsTheRowsThatItsKernelExpects) {
   for_usual_tiles([](const UsualChoice& c) {
     const Tile& t = c.tile;
-    if (t.usual == Usual::kNo) return;
+    if (t.usual == Usual::kNone) return;
     const bool large = t.team > kForwardSmallBlock;
     if (forward_full(t.scope, c.x_size, t.elements, large, t.usual)) {
       EXPECT_EQ(t.capacity(), c.cols);
