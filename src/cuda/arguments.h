@@ -172,6 +172,7 @@ struct FoldArguments {
   DeviceVector out[2];      // data == nullptr: not wanted
   int64_t cols;
   int count;  // rows of partials
+  int lanes;  // columns of a block
 };
 
 }  // namespace evenkeel::cuda

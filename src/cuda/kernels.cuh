@@ -87,10 +87,33 @@ struct Typed {
     }
   }
 
-  template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements>
+  template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
+            Usual kUsual = Usual::kNone>
   static Kernel& backward_instance() {
-    return kernel<rows_backward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned>>(
+    return kernel<
+        rows_backward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kUsual>>(
         "rows_backward", SharedMemory::kRing);
+  }
+  // Of tiles that backward_usual() gives.
+  template <Usual kUsual, size_t kLine = 0>
+  static Kernel& usual_backward(const Tile& tile) {
+    if constexpr (kLine < std::size(kBackwardTeams)) {
+      constexpr int kTeam = kBackwardTeams[kLine];
+      if constexpr (kTeam >= kBackwardUsualTeam) {
+        if (tile.scope == Scope::kWarp && tile.team == kTeam && tile.elements == kBackwardElements)
+          return backward_instance<true, true, Scope::kWarp, kTeam, kBackwardElements, kUsual>();
+      }
+      return usual_backward<kUsual, kLine + 1>(tile);
+    } else {
+      if constexpr (sizeof(X) == 2) {
+        constexpr int kFew = kBackwardWarpElements[0], kMany = kBackwardWarpElements[1];
+        if (tile.elements == kFew)
+          return backward_instance<true, true, Scope::kWarp, kWarp, kFew, kUsual>();
+        if (tile.elements == kMany)
+          return backward_instance<true, true, Scope::kWarp, kWarp, kMany, kUsual>();
+      }
+      return backward_instance<true, true, Scope::kBlock, kWarp, kBackwardElements, kUsual>();
+    }
   }
   template <bool kPlain, bool kAligned, size_t kLine = 0>
   static Kernel& backward(const Tile& tile) {
@@ -127,6 +150,8 @@ struct Typed {
     if constexpr (std::is_same_v<X, Y>) {
       if (!aligned) return backward<true, false>(tile);
       if (!plain) return backward<false, true>(tile);
+      if (tile.usual == Usual::kRms) return usual_backward<Usual::kRms>(tile);
+      if (tile.usual == Usual::kLayer) return usual_backward<Usual::kLayer>(tile);
     }
     return backward<true, true>(tile);
   }

@@ -123,10 +123,11 @@ ek_status launch_fold(const Call& call, Kernel& fold, const char* dweight_partia
       .partials = {dweight_partials, dbias_partials},
       .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
       .cols = call.channels,
-      .count = static_cast<int>(count)};
+      .count = static_cast<int>(count),
+      .lanes = fold_lanes(call.channels, count)};
   return launch(call,
                 {.kernel = fold,
-                 .blocks = ceil_div(call.channels, kWarp),
+                 .blocks = ceil_div(call.channels, arguments.lanes),
                  .rows = 2,
                  .threads = kFoldThreads},
                 &arguments);

@@ -80,11 +80,18 @@ int64_t persistent_groups(int64_t rows, const Tile& tile, const Chip& chip) {
 }
 
 Usual usual_of(const Call& call, const Plan& plan) {
-  const auto same = [&](const Vector& vector) { return vector && vector.dtype == call.x.dtype; };
-  if (!plan.plain || !plan.aligned || call.y.dtype != call.x.dtype || !same(call.weight) ||
-      !is_even(call, call.x) || !is_even(call, call.y)) {
-    return Usual::kNone;
+  if (!plan.plain || !plan.aligned) return Usual::kNone;
+  const Operands big = big_tensors(call);
+  for (int i = 0; i < big.count; ++i) {
+    if (big.tensors[i]->dtype != call.x.dtype || !is_even(call, *big.tensors[i]))
+      return Usual::kNone;
   }
+  if (call.pass == Pass::kBackward) {
+    if (call.centers()) return Usual::kLayer;
+    return call.dbias ? Usual::kNone : Usual::kRms;
+  }
+  const auto same = [&](const Vector& vector) { return vector && vector.dtype == call.x.dtype; };
+  if (!same(call.weight)) return Usual::kNone;
   if (call.centers()) return same(call.bias) ? Usual::kLayer : Usual::kNone;
   return call.bias ? Usual::kNone : Usual::kRms;
 }
@@ -106,6 +113,7 @@ void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
   const int64_t rows = call.statistics();
   plan.tile = plan.untyped ? streamed_tile(call.width)
                            : backward_tile(call.width, x_size, dy_size, plan.aligned, chip);
+  plan.tile = backward_usual(plan.tile, call.width, x_size, chip, usual_of(call, plan));
   if (plan.tile.streams()) {
     plan.groups = std::min(rows, kMostBlocks);
     plan.partials = column_chunks(rows, call.width, chip);

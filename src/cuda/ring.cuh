@@ -26,13 +26,6 @@ __device__ inline void copy_async_if(bool valid, uint32_t to, const void* from) 
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int kBytes>
-__device__ inline void copy_vector(char* to, const char* from) {
-  const uint32_t target = shared_address(to);
-#pragma unroll
-  for (int i = 0; i < kBytes; i += 16) copy_async(target + i, from + i);
-}
-
 // Until at most `pending` of this thread's committed groups are left.
 __device__ inline void wait_for_copies(int pending) {
   static_assert(kMaxStages == 4);
@@ -50,15 +43,25 @@ template <int kBytes>
 class Drawer {
  public:
   __device__ Drawer(const char* memory, int thread, int threads)
-      : at_(shared_address(memory) + thread * kBytes), pitch_(threads * kBytes) {}
-  // Asynchronously; zeros unless `valid`.
-  __device__ void copy(int v, const char* from, bool valid) const {
+      : at_(shared_address(memory) + thread * kBytes), pitch_(threads * kBytes) {
+    asm volatile("" : "+r"(at_));  // or the compiler would look it up for every use
+  }
+  // Asynchronously. slot: so many bytes behind. kMayFill: zeros unless `valid`.
+  template <bool kMayFill>
+  __device__ void copy(int v, const char* from, int slot, bool valid) const {
+    const uint32_t to = at_ + slot + v * pitch_;
 #pragma unroll
-    for (int i = 0; i < kBytes; i += 16) copy_async_if(valid, at_ + v * pitch_ + i, from + i);
+    for (int i = 0; i < kBytes; i += 16) {
+      if constexpr (kMayFill) {
+        copy_async_if(valid, to + i, from + i);
+      } else {
+        copy_async(to + i, from + i);
+      }
+    }
   }
   template <typename Raw>
-  __device__ void get(int v, Raw& raw) const {
-    uint32_t at = at_;
+  __device__ void get(int v, Raw& raw, int slot = 0) const {
+    uint32_t at = at_ + slot;
     asm volatile("" : "+r"(at));  // or the compiler would hold the addresses of all vectors
 #pragma unroll
     for (int i = 0; i < kBytes; i += 16) {
@@ -113,32 +116,22 @@ __device__ inline void copy_some(char* to, const char* from, int at, int begin, 
     *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
 }
 
-// Copies `cols` elements from the cursor. Each thread of an aligned row takes the pieces that it
-// will read. Another row keeps its place within 16 bytes, and is copied with what lies around it in
-// these; only before the first and after the last row of a tensor there may be nothing to read.
-template <typename T, int W, int kElements, bool kAligned>
+// Copies `cols` elements from the cursor, which need not be aligned. The row keeps its place within 16
+// bytes, and is copied with what lies around it in these; only before the first and after the last row of
+// a tensor there may be nothing to read.
+template <typename T>
 __device__ inline void copy_row(const Cursor<T>& row, const DeviceTensor& tensor, int cols,
                                 char* to, int thread, int threads) {
-  if constexpr (kAligned) {
-    constexpr int kBytes = W * static_cast<int>(sizeof(T));
-    const char* from = row.at + thread * kBytes;
-#pragma unroll
-    for (int v = 0; v < kElements / W; ++v) {
-      if ((thread + v * threads) * W >= cols) continue;
-      copy_vector<kBytes>(to + (thread + v * threads) * kBytes, from + v * threads * kBytes);
-    }
-  } else {
-    const int place = row.place();
-    const int bytes = place + cols * static_cast<int>(sizeof(T));
-    const char* from = row.at - place;
-    const int begin = from < tensor.data ? 16 : 0;
-    const auto end = static_cast<int>(min(tensor.end - from, int64_t{bytes} + 16));
-    for (int at = thread * 16; at < bytes; at += threads * 16) {
-      if (at >= begin && at + 16 <= end) {
-        copy_vector<16>(to + at, from + at);
-      } else {
-        copy_some<T>(to, from, at, place, bytes);
-      }
+  const int place = row.place();
+  const int bytes = place + cols * static_cast<int>(sizeof(T));
+  const char* from = row.at - place;
+  const int begin = from < tensor.data ? 16 : 0;
+  const auto end = static_cast<int>(min(tensor.end - from, int64_t{bytes} + 16));
+  for (int at = thread * 16; at < bytes; at += threads * 16) {
+    if (at >= begin && at + 16 <= end) {
+      copy_async(shared_address(to + at), from + at);
+    } else {
+      copy_some<T>(to, from, at, place, bytes);
     }
   }
 }
@@ -158,34 +151,33 @@ __device__ inline void write_row(const Cursor<T>& row, int cols, const char* fro
   }
 }
 
+// Slots are told by their distance from the first one.
 class Ring {
  public:
-  __device__ Ring(char* slots, int slot_bytes, int stages)
-      : slots_(slots), slot_bytes_(slot_bytes), stages_(stages) {}
+  __device__ Ring(int slot_bytes, int stages) : slot_bytes_(slot_bytes), stages_(stages) {}
 
   // Calls fetch(slot) for the first rows.
   template <typename Fetch>
   __device__ void fill(Fetch fetch) {
     for (int i = 0; i < stages_ - 1; ++i) {
-      fetch(slots_ + i * slot_bytes_);
+      fetch(i * slot_bytes_);
       commit_copies();
     }
   }
   // The slot of the row whose turn it is; its own copies are waited for.
-  __device__ char* arrived() const {
+  __device__ int arrived() const {
     wait_for_copies(stages_ - 2);
-    return slots_ + stage_ * slot_bytes_;
+    return stage_ * slot_bytes_;
   }
   // The row has been read: fetches another one into the slot before, and moves on.
   template <typename Fetch>
   __device__ void advance(Fetch fetch) {
-    fetch(slots_ + (stage_ == 0 ? stages_ - 1 : stage_ - 1) * slot_bytes_);
+    fetch((stage_ == 0 ? stages_ - 1 : stage_ - 1) * slot_bytes_);
     commit_copies();
     stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1;
   }
 
  private:
-  char* slots_;
   int slot_bytes_, stages_, stage_ = 0;
 };
 

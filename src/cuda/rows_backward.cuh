@@ -40,11 +40,88 @@ class OwnVectors {
   int threads_;
 };
 
+// At the end each team (of a warp, the first) puts its sums into shared memory, as they lie in its
+// threads, and all threads of the block add them up. `memory`: the rings, whose rows have been read.
+template <int W, bool kAligned, int kElements, typename AnyTeam, typename AnyShare>
+__device__ inline void write_partials(const BackwardArguments& a, const AnyTeam& team,
+                                      const AnyShare& share, char* memory,
+                                      float (&dweight)[kElements], float (&dbias)[kElements]) {
+  if (a.dweight_partials == nullptr && a.dbias_partials == nullptr) return;
+  constexpr int kTeamsOfWarp = AnyShare::kTeamsOfWarp, kFloats = 4, kPieces = kElements / kFloats;
+  const auto piece_of = [](const float(&sums)[kElements], int p) {
+    const float* s = sums + p * kFloats;
+    return make_float4(s[0], s[1], s[2], s[3]);
+  };
+  // Piece p of a thread.
+  const auto write = [&](const float4& piece, char* partials, int thread, int p) {
+    const int e = p * kFloats, column = (e / W * team.size() + thread) * W + e % W;
+    if (column >= share.cols) return;
+    float* const to =
+        reinterpret_cast<float*>(partials) + share.block * a.cols + share.part + column;
+    if constexpr (kAligned) {
+      *reinterpret_cast<float4*>(to) = piece;
+    } else {
+      const float values[] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+      for (int k = 0; k < kFloats; ++k) {
+        if (column + k < share.cols) to[k] = values[k];
+      }
+    }
+  };
+  const int writers = share.teams / kTeamsOfWarp;
+  if (writers == 1 && kTeamsOfWarp == 1) {
+    const auto write_all = [&](const float(&sums)[kElements], char* partials) {
+      if (partials == nullptr) return;
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) write(piece_of(sums, p), partials, team.thread(), p);
+    };
+    write_all(dweight, a.dweight_partials);
+    write_all(dbias, a.dbias_partials);
+    return;
+  }
+  const int pieces = team.size() * kPieces;
+  auto* const place = reinterpret_cast<float4*>(memory);
+  const auto give = [&](float(&sums)[kElements], const char* partials, float4* to) {
+    if (partials == nullptr) return;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+#pragma unroll
+      for (int distance = kWarp / kTeamsOfWarp; distance < kWarp; distance *= 2)
+        sums[e] += __shfl_xor_sync(0xffffffff, sums[e], distance);
+    }
+    if (team.index() % kTeamsOfWarp != 0) return;
+    to += team.index() / kTeamsOfWarp * pieces + team.thread();
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) to[p * team.size()] = piece_of(sums, p);
+  };
+  wait_for_copies(0);
+  __syncthreads();
+  give(dweight, a.dweight_partials, place);
+  give(dbias, a.dbias_partials, place + writers * pieces);
+  __syncthreads();
+  for (int at = threadIdx.x; at < 2 * pieces; at += blockDim.x) {
+    const bool second = at >= pieces;
+    char* const partials = second ? a.dbias_partials : a.dweight_partials;
+    if (partials == nullptr) continue;
+    const int own = second ? at - pieces : at;
+    const float4* from = place + (second ? writers * pieces : 0) + own;
+    float4 sum = from[0];
+#pragma unroll 4
+    for (int w = 1; w < writers; ++w) {
+      const float4 more = from[w * pieces];
+      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+    }
+    write(sum, partials, own % team.size(), own / team.size());
+  }
+}
+
 // Rows that are not aligned: D is X, and their last vector may be cut off. Their dx goes through the
 // slot of x, so that it is written in pieces of 16 bytes, unless x is read once more meanwhile.
+//
+// Usual problems: rows fill their teams and have one stride, the ring has kMaxStages.
 template <typename X, typename D, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
-          bool kAligned>
-__global__ void __launch_bounds__(kRingThreads, 1)
+          bool kAligned, Usual kUsual>
+__global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
     rows_backward(const __grid_constant__ BackwardArguments a) {
 #if __CUDA_ARCH__ < 900
   if constexpr (kScope == Scope::kCluster) return;
@@ -53,12 +130,18 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   using InDy = Access<D, W, float>;
   using Element = Gradient<X, W, float>;
   constexpr int kVectors = kElements / W;
-  constexpr bool kHoldsWeight = kElements <= kBackwardElements;
+  constexpr bool kKnown = kUsual != Usual::kNone;
+  // Teams that share a warp may have one row more than others of it, which get zeros meanwhile.
+  constexpr bool kShared = Share<kScope, kLanes>::kTeamsOfWarp > 1;
+  constexpr bool kMayCenter = kUsual != Usual::kRms;
+  constexpr int kSums = kMayCenter ? 2 : 1;
+  constexpr bool kHoldsWeight = backward_holds_weight(kElements, kScope);
   constexpr bool kAhead = backward_ahead(kScope, kElements);
   // What is read twice is kept in registers if it is small enough beside the sums, and rows of a block
   // that would have to be put together twice.
+  constexpr int kFew = backward_threads(kElements, kScope) < kRingThreads ? 96 : 64;
   constexpr bool kHolds =
-      kScope != Scope::kCluster && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= 64);
+      kScope != Scope::kCluster && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= kFew);
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
   char* const rings = scratch + reduce_bytes(kAhead);
@@ -68,22 +151,44 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
   const int first = team.thread() * W, step = team.size() * W;
   const float of_row = formula.share;
-  const auto x_bytes = static_cast<int>(ring_part(a.part_cols, sizeof(X), kAligned));
-  const int slot_bytes = x_bytes + static_cast<int>(ring_part(a.part_cols, sizeof(D), kAligned));
-  Ring ring(rings + team.index() * a.stages * slot_bytes, slot_bytes, a.stages);
+  const int part_cols = kKnown ? team.size() * kElements : a.part_cols;
+  const int stages = kKnown ? kMaxStages : a.stages;
+  const auto x_bytes = static_cast<int>(ring_part(part_cols, sizeof(X), kAligned));
+  const int slot_bytes = x_bytes + static_cast<int>(ring_part(part_cols, sizeof(D), kAligned));
+  char* const slots = rings + team.index() * stages * slot_bytes;
+  Ring ring(slot_bytes, stages);
+  // What a thread has of the first slot, if rows are aligned.
+  const Drawer<W * sizeof(X)> x_drawer(slots, team.thread(), team.size());
+  const Drawer<W * sizeof(D)> dy_drawer(slots + x_bytes, team.thread(), team.size());
+  const auto inside = [&](int v) { return kKnown || first + v * step < share.cols; };
 
   wait_for_previous_kernel();
-  const int64_t inside = a.walk.inner == 0 ? 0 : share.row % a.walk.inner;
-  Cursor<X> next_x(a.x, share.row, share.part);
-  Cursor<D> next_dy(a.dy, share.row, share.part);
-  Walk next_walk{inside};
+  const bool even = kKnown || a.walk.inner == 0;
+  const int64_t in_block = even ? 0 : share.row % a.walk.inner;
+  // Of aligned rows, the thread's own columns.
+  const int64_t column = share.part + (kAligned ? first : 0);
+  Cursor<X> next_x(a.x, share.row, column);
+  Cursor<D> next_dy(a.dy, share.row, column);
+  Walk next_walk{in_block};
   int to_fetch = share.steps;
-  const auto fetch = [&](char* slot) {
-    if (to_fetch-- <= 0) return;
-    copy_row<X, W, kElements, kAligned>(next_x, a.x, share.cols, slot, team.thread(), team.size());
-    copy_row<D, W, kElements, kAligned>(next_dy, a.dy, share.cols, slot + x_bytes, team.thread(),
-                                        team.size());
-    const bool wraps = next_walk.move(a.walk);
+  const auto fetch = [&](int slot) {
+    const bool mine = to_fetch-- > 0;
+    if (!kShared && !mine) return;
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (!inside(v)) continue;
+        const int at = v * step;
+        x_drawer.template copy<kShared>(v, next_x.at + at * static_cast<int>(sizeof(X)), slot,
+                                        mine);
+        dy_drawer.template copy<kShared>(v, next_dy.at + at * static_cast<int>(sizeof(D)), slot,
+                                         mine);
+      }
+    } else if (mine) {
+      copy_row(next_x, a.x, share.cols, slots + slot, team.thread(), team.size());
+      copy_row(next_dy, a.dy, share.cols, slots + slot + x_bytes, team.thread(), team.size());
+    }
+    const bool wraps = !even && next_walk.move(a.walk);
     next_x.move(a.x_step, wraps);
     next_dy.move(a.dy_step, wraps);
   };
@@ -92,14 +197,15 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   int64_t next_row = share.row;
   const auto fetch_statistics = [&] {
     if (next_row >= a.rows) return;
-    if (a.mean != nullptr) next_mean = reinterpret_cast<const float*>(a.mean)[next_row];
+    if (kMayCenter && (kKnown || a.mean != nullptr))
+      next_mean = reinterpret_cast<const float*>(a.mean)[next_row];
     next_rstd = reinterpret_cast<const float*>(a.rstd)[next_row];
     next_row += a.walk.step;
   };
   fetch_statistics();
 
   float weight[kHoldsWeight ? kVectors : 1][W];
-  OwnVectors<W> weights(rings + a.stages * slot_bytes, team.thread(), team.size());
+  OwnVectors<W> weights(rings + stages * slot_bytes, team.thread(), team.size());
   if constexpr (kHoldsWeight) {
     load_weights<kAligned>(formula, share.part, first, step, share.cols, weight,
                            [&] { ring.fill(fetch); });
@@ -114,28 +220,31 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   float dweight[kElements] = {}, dbias[kElements] = {};
   team.begin();
 
-  Cursor<X> dx_at(a.dx, share.row, share.part);
-  Walk walk{inside};
-  Cursor<X> x_at(a.x, share.row, share.part);  // of unaligned rows
-  Cursor<D> dy_at(a.dy, share.row, share.part);
+  Cursor<X> dx_at(a.dx, share.row, column);
+  Walk walk{in_block};
+  Cursor<X> x_at(a.x, share.row, column);  // of unaligned rows
+  Cursor<D> dy_at(a.dy, share.row, column);
   struct Row {
-    const char *xs, *dys;
-    int cols, place;  // of x in its slot
+    int slot;
+    int x_place, dy_place;  // in it, of unaligned rows
+    bool mine;              // not only of another team in the warp
     float mean, rstd;
     bool wraps;
   };
   typename In::Raw x_raw[kHolds ? kVectors : 1];
   typename InDy::Raw dy_raw[kHolds ? kVectors : 1];
   const auto load = [&](const Row& row, int v, int place) {
-    const int column = first + v * step;
-    const char* x = row.xs + column * static_cast<int>(sizeof(X));
-    const char* dy = row.dys + column * static_cast<int>(sizeof(D));
     if constexpr (kAligned) {
-      x_raw[place] = In::load_if(column < row.cols, x);
-      dy_raw[place] = InDy::load_if(column < row.cols, dy);
+      x_raw[place] = {}, dy_raw[place] = {};
+      if (!inside(v)) return;
+      x_drawer.get(v, x_raw[place], row.slot);
+      dy_drawer.get(v, dy_raw[place], row.slot);
     } else {
-      x_raw[place] = In::load_loose(x, row.cols - column);
-      dy_raw[place] = InDy::load_loose(dy, row.cols - column);
+      const int at = first + v * step, count = (row.mine ? share.cols : 0) - at;
+      const char* const x = slots + row.slot + row.x_place;
+      const char* const dy = slots + row.slot + x_bytes + row.dy_place;
+      x_raw[place] = In::load_loose(x + at * static_cast<int>(sizeof(X)), count);
+      dy_raw[place] = InDy::load_loose(dy + at * static_cast<int>(sizeof(D)), count);
     }
   };
   const auto each = [&](const Row& row, auto body) {
@@ -145,55 +254,56 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       float x[W], dy[W], w[W];
       In::unpack(x_raw[kHolds ? v : 0], x);
       InDy::unpack(dy_raw[kHolds ? v : 0], dy);
-      const int64_t column = share.part + min(first + v * step, share.cols - W);
       if constexpr (kHoldsWeight) {
 #pragma unroll
         for (int k = 0; k < W; ++k) w[k] = weight[v][k];
       } else {
         weights.get(v, w);
       }
-      body(Element::template of<kPlain>(a, column, x, dy, w, row.mean, row.rstd), v);
+      const int64_t at = share.part + min(first + v * step, share.cols - W);
+      body(Element::template of<kPlain>(a, at, x, dy, w, row.mean, row.rstd), v);
     }
   };
-  const auto store_dx = [&](const Row& row, const float(&sums)[2]) {
+  const auto store_dx = [&](const Row& row, const float(&sums)[kSums]) {
     if (a.dx.data == nullptr) return;
-    const float from_mean = formula.centers ? -sums[0] * of_row * row.rstd : 0;
-    const float from_rstd = -sums[1] * of_row * row.rstd;
+    const float from_rstd = -sums[0] * of_row * row.rstd;
+    const float from_mean =
+        kMayCenter && (kKnown || formula.centers) ? -sums[kSums - 1] * of_row * row.rstd : 0;
     constexpr bool kThroughSlot = !kAligned && kHolds;
-    char* const slot = const_cast<char*>(row.xs) - (kAligned ? 0 : row.place);
     if constexpr (kThroughSlot && kScope == Scope::kWarp) team.sync();  // all have read x
     each(row, [&](const Element& e, int v) {
       float dx[W];
 #pragma unroll
       for (int k = 0; k < W; ++k)
-        dx[k] = e.g[k] * row.rstd + (e.normalized[k] * from_rstd + from_mean);
-      const int column = first + v * step;
-      char* const to = (kThroughSlot ? slot : dx_at.at) + column * static_cast<int>(sizeof(X));
-      if (column >= row.cols) return;
+        dx[k] = e.g[k] * row.rstd + (kMayCenter ? e.normalized[k] * from_rstd + from_mean
+                                                : e.normalized[k] * from_rstd);
+      if (!row.mine || !inside(v)) return;
+      const int at = v * step + (kAligned ? 0 : first);
+      char* const to =
+          (kThroughSlot ? slots + row.slot : dx_at.at) + at * static_cast<int>(sizeof(X));
       if constexpr (kAligned || kThroughSlot) {
         In::store(to, dx);
       } else {
-        In::store_each(to, dx, row.cols - column);
+        In::store_each(to, dx, share.cols - at);
       }
     });
     if constexpr (kThroughSlot) {
       team.sync();
-      write_row(dx_at, row.cols, slot, team.thread(), team.size());
+      if (row.mine) write_row(dx_at, share.cols, slots + row.slot, team.thread(), team.size());
     }
     dx_at.move(a.dx_step, row.wraps);
   };
 
   Row last;  // whose dx is to be made (kAhead)
   for (int i = 0; i < share.warp_steps; ++i) {
-    Row row{.cols = i < share.steps ? share.cols : 0, .mean = next_mean, .rstd = next_rstd};
+    Row row{
+        .mine = share.kTeamsOfWarp == 1 || i < share.steps, .mean = next_mean, .rstd = next_rstd};
     fetch_statistics();
-    row.xs = ring.arrived();
-    row.dys = row.xs + x_bytes;
-    row.wraps = walk.move(a.walk);
+    row.slot = ring.arrived();
+    row.wraps = !even && walk.move(a.walk);
     if constexpr (!kAligned) {
-      row.place = x_at.place();
-      row.xs += row.place;
-      row.dys += dy_at.place();
+      row.x_place = x_at.place();
+      row.dy_place = dy_at.place();
       x_at.move(a.x_step, row.wraps);
       dy_at.move(a.dy_step, row.wraps);
       team.sync();
@@ -204,18 +314,20 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       ring.advance(fetch);
     }
 
-    float sums[2] = {};
+    float sums[kSums] = {};
     each(row, [&](const Element& e, int v) {
       float plain[2] = {}, product[2] = {};
 #pragma unroll
       for (int k = 0; k < W; ++k) {
-        plain[k % 2] += e.g[k];
         product[k % 2] += e.g[k] * e.normalized[k];
         dweight[v * W + k] += e.dz[k] * e.scaled[k];
-        dbias[v * W + k] += e.dz[k];
+        if constexpr (kMayCenter) {
+          plain[k % 2] += e.g[k];
+          dbias[v * W + k] += e.dz[k];
+        }
       }
-      sums[0] += plain[0] + plain[1];
-      sums[1] += product[0] + product[1];
+      sums[0] += product[0] + product[1];
+      if constexpr (kMayCenter) sums[1] += plain[0] + plain[1];
     });
     team.begin_sum(sums);
     if (!kAhead || i > 0) {
@@ -229,7 +341,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     }
   }
   if (kAhead && share.warp_steps > 0) {
-    float sums[2];
+    float sums[kSums];
     team.finish_sum(sums);
     store_dx(last, sums);
   }
@@ -242,57 +354,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       if (!kAligned && a.dx.data != nullptr) team.sync();
     }
   }
-  if (a.dweight_partials != nullptr || a.dbias_partials != nullptr) {
-    // Each writer puts its sums into the place of the rings, and all threads add them up.
-    constexpr int kTeamsOfWarp = Share<kScope, kLanes>::kTeamsOfWarp;
-    const int writers = share.teams / kTeamsOfWarp;
-    const bool alone = writers == 1 && kTeamsOfWarp == 1;
-    const auto write = [&](const float(&sums)[kElements], float* to) {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int column = first + v * step;
-        if (column >= share.cols) continue;
-        if constexpr (!kAligned) {
-#pragma unroll
-          for (int k = 0; k < W; ++k) {
-            if (column + k < share.cols) to[column + k] = sums[v * W + k];
-          }
-        } else {
-#pragma unroll
-          for (int k = 0; k < W; k += 4) {
-            const float* s = sums + v * W + k;
-            *reinterpret_cast<float4*>(to + column + k) = make_float4(s[0], s[1], s[2], s[3]);
-          }
-        }
-      }
-    };
-    const auto finish = [&](float(&sums)[kElements], char* partials, float* place) {
-      if (partials == nullptr) return;
-      float* to = reinterpret_cast<float*>(partials) + share.block * a.cols + share.part;
-      if (alone) return write(sums, to);
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) {
-#pragma unroll
-        for (int distance = kLanes; distance < kWarp; distance *= 2)
-          sums[e] += __shfl_xor_sync(0xffffffff, sums[e], distance);
-      }
-      if (team.index() % kTeamsOfWarp == 0)
-        write(sums, place + team.index() / kTeamsOfWarp * share.cols);
-      __syncthreads();
-      for (int column = threadIdx.x; column < share.cols; column += blockDim.x) {
-        float sum = 0;
-        for (int w = 0; w < writers; ++w) sum += place[w * share.cols + column];
-        to[column] = sum;
-      }
-    };
-    if (!alone) {
-      wait_for_copies(0);
-      __syncthreads();
-    }
-    auto* const place = reinterpret_cast<float*>(rings);
-    finish(dweight, a.dweight_partials, place);
-    finish(dbias, a.dbias_partials, place + writers * share.cols);
-  }
+  write_partials<W, kAligned>(a, team, share, rings, dweight, dbias);
 }
 
 }  // namespace evenkeel::cuda

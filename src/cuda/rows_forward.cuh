@@ -147,10 +147,11 @@ __global__ void __launch_bounds__(
   if constexpr (kStays) {
     const char* from = x_at.at + (first - part) * kSize;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v, from += step * kSize) drawer.copy(v, from, inside(v));
+    for (int v = 0; v < kVectors; ++v, from += step * kSize)
+      drawer.template copy<true>(v, from, 0, inside(v));
     commit_copies();
   } else if constexpr (kCopied) {
-    copy_row<X, W, kElements, kAligned>(x_at, a.x, end - part, slot, team.thread(), team.size());
+    copy_row(x_at, a.x, end - part, slot, team.thread(), team.size());
     commit_copies();
   } else {
     // Not by way of x_at: then the compiler would load the second vector first, which costs 7 %.

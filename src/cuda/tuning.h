@@ -37,11 +37,12 @@ struct Chip {
   }
 };
 
-// What a forward kernel may know: y, weight and bias have x's type, and all rows one stride.
+// What a kernel may know: big tensors have one type, and all rows one stride; going forward, that the
+// parameters have the same type.
 enum class Usual {
   kNone,
-  kRms,    // RMS norm with a weight
-  kLayer,  // layer norm with weight and bias
+  kRms,    // RMS norm without a bias (forward: with a weight)
+  kLayer,  // layer norm (forward: with weight and bias)
 };
 
 struct Tile {
@@ -267,7 +268,19 @@ constexpr Tile forward_usual(Tile tile, int64_t rows, int64_t cols, int x_size, 
 // Backward: the weight and the sums of dweight and dbias stay in registers beside the row.
 inline constexpr int kBackwardTeams[] = {4, 8, 16, 32};
 inline constexpr int kBackwardElements = 16;
-inline constexpr int kBackwardMostElements = 32;  // the weight is in shared memory
+inline constexpr int kBackwardMostElements = 32;  // of clusters: the weight is in shared memory
+// Of a warp's lanes, if rows are known to have that length: no warp waits for another then.
+inline constexpr int kBackwardWarpElements[] = {24, 32};
+// The least lanes whose kernel gains if it knows a usual problem.
+inline constexpr int kBackwardUsualTeam = 8;
+
+constexpr bool backward_holds_weight(int elements, Scope scope) {
+  return scope != Scope::kCluster || elements <= kBackwardElements;
+}
+// Threads of a block: with more sums each needs more registers.
+constexpr int backward_threads(int elements, Scope scope) {
+  return scope == Scope::kWarp && elements > kBackwardElements ? kRingThreads / 2 : kRingThreads;
+}
 
 // A cluster makes the sums of its next row before it asks for those of this one: they are on their
 // way for a while. (Rings of longer rows have no slot for that.)
@@ -279,10 +292,9 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
                                   const Tile& tile) {
   const int64_t part = part_cols(cols, tile);
   const int64_t slot = ring_part(part, x_size, aligned) + ring_part(part, dy_size, aligned);
-  // In the end the sums of dweight and dbias, 8 bytes a column and team, lie in the rings' place.
-  static_assert(kMinStages * 2 * 2 >= 2 * sizeof(float));
-  const int64_t weights =
-      tile.elements > kBackwardElements ? tile.capacity() / tile.cluster * sizeof(float) : 0;
+  const int64_t weights = backward_holds_weight(tile.elements, tile.scope)
+                              ? 0
+                              : tile.capacity() / tile.cluster * sizeof(float);
   return reduce_bytes(backward_ahead(tile.scope, tile.elements)) +
          tile.teams() * tile.stages * slot + weights;
 }
@@ -326,10 +338,37 @@ constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned
   return streamed_tile(cols);
 }
 
+// The tile of a kernel that knows a usual problem, or the same if there is none.
+constexpr Tile backward_usual(Tile tile, int64_t cols, int x_size, const Chip& chip, Usual usual) {
+  if (usual == Usual::kNone) return tile;
+  for (int elements : kBackwardWarpElements) {
+    if (x_size != 2 || cols != kWarp * elements) continue;
+    const Tile warp{.team = kWarp,
+                    .elements = elements,
+                    .threads = backward_threads(elements, Scope::kWarp),
+                    .stages = kMaxStages};
+    if (backward_shared(cols, x_size, x_size, true, warp) <= chip.shared_bytes) tile = warp;
+  }
+  // A block with one team gains nothing: 5120 columns lost 5 %.
+  if (!tile.streams() && tile.scope != Scope::kCluster && tile.team >= kBackwardUsualTeam &&
+      tile.teams() > 1 && tile.capacity() == cols && tile.stages == kMaxStages)
+    tile.usual = usual;
+  return tile;
+}
+
+// The kernel that adds up rows of partial sums.
+inline constexpr int kFoldThreads = 512;
+// Neighbouring columns of a block: more blocks for few of them, but no more threads for a column than
+// there are rows.
+constexpr int fold_lanes(int64_t cols, int64_t count) {
+  int lanes = cols <= 1024 ? 16 : kWarp;
+  while (lanes < 128 && kFoldThreads / lanes > count) lanes *= 2;
+  return lanes;
+}
+
 // Streamed backward: dweight and dbias come from a pass of their own over columns, in chunks of
 // rows.
 inline constexpr int kColumnThreads = 256;
-inline constexpr int kFoldThreads = 512;  // of the kernel that adds up the partial sums
 inline constexpr int kMaxChunks = 128;
 constexpr int64_t column_chunks(int64_t rows, int64_t cols, const Chip& chip) {
   const int64_t blocks = ceil_div(cols, kColumnThreads);

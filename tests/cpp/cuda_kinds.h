@@ -1,4 +1,5 @@
-// The kinds of row norms whose tiles and plans are tested, and what kernels there are for them.
+// The kinds of row norms whose tiles and plans are tested, what kernels there are for them, and calls that
+// get them.
 #pragma once
 
 #include <algorithm>
@@ -102,6 +103,75 @@ inline std::string describe(const Choice& c) {
        << c.tile.elements << ", cluster " << c.tile.cluster << ", threads " << c.tile.threads
        << ", stages " << c.tile.stages;
   return text.str();
+}
+
+// Bytes of shared memory that a kernel touches, counted without padding.
+inline int64_t bytes_touched(const Choice& c) {
+  const Tile& tile = c.tile;
+  const int64_t share = part_cols(c.cols, tile);
+  // A row that is not aligned keeps its place within 16 bytes.
+  const int64_t before = c.kind.aligned ? 0 : 15;
+  if (c.kind.pass == Pass::kForward) {
+    const int64_t sums =
+        tile.scope == Scope::kWarp
+            ? 0
+            : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster));
+    if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
+    // A thread that has no elements there still has a place for them.
+    if (c.kind.aligned) return sums + int64_t{tile.team} * tile.elements * c.kind.x_size();
+    return sums + tile.teams() * (share * c.kind.x_size() + before);
+  }
+  const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
+  // At the end teams, or warps of small ones, add up the dweight and dbias of all their threads, if they
+  // are several.
+  const int64_t writers = tile.threads / std::max(tile.team, kWarp);
+  const int64_t held = int64_t{tile.team} * tile.elements * int64_t{sizeof(float)};
+  const int64_t sums = tile.teams() == 1 ? 0 : 2 * writers * held;
+  // A thread of a cluster that holds many elements puts its weights behind the rings.
+  const int64_t weights = backward_holds_weight(tile.elements, tile.scope) ? 0 : held;
+  const bool ahead = backward_ahead(tile.scope, tile.elements);
+  return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
+}
+
+// Dense rows of one block, with everything that a pass can have.
+inline Call make_call(Pass pass, int64_t rows, int64_t cols, Dtype x, Dtype other) {
+  Call call{.pass = pass,
+            .op = EK_LAYER_NORM,
+            .layout = EK_NCHW,
+            .activation = EK_ACTIVATION_NONE,
+            .casting = EK_CASTING_NONE,
+            .eps = 1e-5,
+            .weight_offset = 0,
+            .outer = 1,
+            .inner = rows,
+            .width = cols,
+            .groups = 1,
+            .channels = cols,
+            .x = {nowhere(1), x, cols, rows * cols},
+            .y = {},
+            .dy = {},
+            .dx = {},
+            .weight = {nowhere(2), Dtype::kF32},
+            .bias = {nowhere(3), Dtype::kF32},
+            .dweight = {},
+            .dbias = {},
+            .mean = nowhere(4),
+            .rstd = nowhere(5),
+            .stats = Dtype::kF32,
+            .compute = Dtype::kF32,
+            .device = EK_CUDA,
+            .device_index = 0,
+            .stream = nullptr,
+            .workspace = nullptr,
+            .workspace_size = 0,
+            .parallel = Parallel(ek_parallel{})};
+  (pass == Pass::kForward ? call.y : call.dy) = {nowhere(6), other, cols, rows * cols};
+  if (pass == Pass::kBackward) {
+    call.dx = {nowhere(7), x, cols, rows * cols};
+    call.dweight = {nowhere(8), Dtype::kF32};
+    call.dbias = {nowhere(9), Dtype::kF32};
+  }
+  return call;
 }
 
 }  // namespace evenkeel::cuda

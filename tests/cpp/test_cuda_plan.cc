@@ -14,47 +14,6 @@
 namespace evenkeel::cuda {
 namespace {
 
-// Dense rows of one block, with everything that a pass can have.
-Call make_call(Pass pass, int64_t rows, int64_t cols, Dtype x, Dtype other) {
-  Call call{.pass = pass,
-            .op = EK_LAYER_NORM,
-            .layout = EK_NCHW,
-            .activation = EK_ACTIVATION_NONE,
-            .casting = EK_CASTING_NONE,
-            .eps = 1e-5,
-            .weight_offset = 0,
-            .outer = 1,
-            .inner = rows,
-            .width = cols,
-            .groups = 1,
-            .channels = cols,
-            .x = {nowhere(1), x, cols, rows * cols},
-            .y = {},
-            .dy = {},
-            .dx = {},
-            .weight = {nowhere(2), Dtype::kF32},
-            .bias = {nowhere(3), Dtype::kF32},
-            .dweight = {},
-            .dbias = {},
-            .mean = nowhere(4),
-            .rstd = nowhere(5),
-            .stats = Dtype::kF32,
-            .compute = Dtype::kF32,
-            .device = EK_CUDA,
-            .device_index = 0,
-            .stream = nullptr,
-            .workspace = nullptr,
-            .workspace_size = 0,
-            .parallel = Parallel(ek_parallel{})};
-  (pass == Pass::kForward ? call.y : call.dy) = {nowhere(6), other, cols, rows * cols};
-  if (pass == Pass::kBackward) {
-    call.dx = {nowhere(7), x, cols, rows * cols};
-    call.dweight = {nowhere(8), Dtype::kF32};
-    call.dbias = {nowhere(9), Dtype::kF32};
-  }
-  return call;
-}
-
 // A call that has the kind's tile: without alignment, its second tensor begins one element late.
 Call call_of(const Kind& kind, int64_t rows, int64_t cols) {
   Call call = make_call(kind.pass, rows, cols, kind.x, kind.other);
@@ -92,10 +51,16 @@ TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
   for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
     EXPECT_EQ(plan.untyped == nullptr, c.kind.typed());
     EXPECT_EQ(plan.aligned, c.kind.aligned);
-    const bool usual = c.kind.pass == Pass::kForward && c.kind.aligned && c.kind.x == Dtype::kF32 &&
-                       c.kind.other == Dtype::kF32;
-    const Tile tile =
-        usual ? forward_usual(c.tile, rows, c.cols, c.kind.x_size(), Usual::kLayer) : c.tile;
+    const int x_size = c.kind.x_size();
+    Tile tile = c.tile;
+    if (c.kind.aligned && c.kind.x == c.kind.other) {
+      // Parameters are float32.
+      if (c.kind.pass == Pass::kBackward) {
+        tile = backward_usual(tile, c.cols, x_size, c.chip(), Usual::kLayer);
+      } else if (c.kind.x == Dtype::kF32) {
+        tile = forward_usual(tile, rows, c.cols, x_size, Usual::kLayer);
+      }
+    }
     EXPECT_TRUE(plan.tile == tile);
     EXPECT_EQ(plan.shared, shared_of(c.kind, c.cols, tile));
   });
@@ -255,60 +220,6 @@ TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
         EXPECT_NE(std::strstr(plan.untyped, reason), nullptr) << plan.untyped;
       }
     });
-  }
-}
-
-// Kernels that know their problem know one formula, and one type.
-TEST(CudaPlan, KnowsUsualProblems) {
-  const auto make = [](Dtype x, int64_t cols, bool rms) {
-    Call call = make_call(Pass::kForward, 1000, cols, x, x);
-    call.weight.dtype = call.bias.dtype = x;
-    if (rms) {
-      call.op = EK_RMS_NORM;
-      call.bias = {};
-    }
-    return call;
-  };
-  const auto known = [](const Call& call) { return make_plan(call, kH200.chip).tile.usual; };
-  for (const Dtype x : {Dtype::kF16, Dtype::kBF16}) {
-    for (const int64_t cols : {64, 128, 1024, 2560, 4096, 5000, 8192, 12288, 65536, 500000})
-      EXPECT_EQ(known(make(x, cols, true)), Usual::kRms) << cols;
-    for (const int64_t cols : {72, 2048, 12000, 16384, 1 << 24})
-      EXPECT_EQ(known(make(x, cols, true)), Usual::kNone) << cols;
-    for (const int64_t cols : {64, 1024, 4096, 5120, 8192})
-      EXPECT_EQ(known(make(x, cols, false)), Usual::kLayer) << cols;
-    for (const int64_t cols : {72, 768, 2048, 5000, 12288, 65536})
-      EXPECT_EQ(known(make(x, cols, false)), Usual::kNone) << cols;
-  }
-  EXPECT_EQ(known(make(Dtype::kF32, 4096, false)), Usual::kLayer);
-  EXPECT_EQ(known(make(Dtype::kF32, 64, true)), Usual::kRms);
-  EXPECT_EQ(known(make(Dtype::kF32, 512, true)), Usual::kNone);
-  EXPECT_EQ(known(make(Dtype::kF32, 4096, true)), Usual::kRms);
-  EXPECT_EQ(known(make(Dtype::kF32, 8192, true)), Usual::kNone);
-  for (const bool rms : {false, true}) {
-    const auto but = [&](auto change) {
-      Call call = make(Dtype::kBF16, 4096, rms);
-      change(call);
-      return known(call);
-    };
-    EXPECT_NE(but([](Call&) {}), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.weight = {}; }), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF32; }), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.weight.dtype = Dtype::kF16; }), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.y.dtype = Dtype::kF32; }), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.activation = EK_ACTIVATION_SILU; }), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.weight_offset = 1; }), Usual::kNone);
-    EXPECT_EQ(but([](Call& call) { call.x.data += 2; }), Usual::kNone);
-    EXPECT_EQ(but([&](Call& call) {
-                call.bias = rms ? Vector{call.weight.data, Dtype::kBF16} : Vector{};
-              }),
-              Usual::kNone);
-    EXPECT_EQ(but([](Call& call) {  // rows with two strides
-                call.outer = 10, call.inner = 100;
-                call.x.outer_stride = 100 * call.x.row_stride + 8;
-                call.y.outer_stride = 100 * call.y.row_stride;
-              }),
-              Usual::kNone);
   }
 }
 

@@ -139,34 +139,6 @@ TEST(CudaTile, HasAShapeThatKernelsTake) {
   });
 }
 
-// Bytes of shared memory that a kernel touches, counted without padding.
-int64_t bytes_touched(const Choice& c) {
-  const Tile& tile = c.tile;
-  const int64_t share = part_cols(c.cols, tile);
-  // A row that is not aligned keeps its place within 16 bytes.
-  const int64_t before = c.kind.aligned ? 0 : 15;
-  if (c.kind.pass == Pass::kForward) {
-    const int64_t sums =
-        tile.scope == Scope::kWarp
-            ? 0
-            : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster));
-    if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
-    // A thread that has no elements there still has a place for them.
-    if (c.kind.aligned) return sums + int64_t{tile.team} * tile.elements * c.kind.x_size();
-    return sums + tile.teams() * (share * c.kind.x_size() + before);
-  }
-  const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
-  // At the end teams, or warps of small ones, add up their dweight and dbias, if they are several.
-  const int64_t writers = tile.threads / std::max(tile.team, kWarp);
-  const int64_t sums = tile.teams() == 1 ? 0 : 2 * writers * share * int64_t{sizeof(float)};
-  // A thread that holds many elements puts its weights behind the rings.
-  const int64_t weights = tile.elements == kBackwardMostElements
-                              ? int64_t{tile.team} * tile.elements * int64_t{sizeof(float)}
-                              : 0;
-  const bool ahead = backward_ahead(tile.scope, tile.elements);
-  return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
-}
-
 static_assert(reduce_bytes(false) % kSlotAlignment == 0 &&
                   reduce_bytes(true) % kSlotAlignment == 0 &&
                   reduce_bytes(false, 1) % kSlotAlignment == 0,
@@ -271,72 +243,17 @@ TEST(CudaTile, NoLongHalfRowIsStreamedOnAnH200) {
   }
 }
 
-// --- Kernels that know their problem
+// --- The kernel that adds up partial sums
 
-struct UsualChoice {
-  int64_t cols, rows;
-  int x_size;
-  Usual usual;
-  Tile general, tile;
-};
-
-template <typename Body>
-void for_usual_tiles(const Body& body) {
-  for (const int x_size : {2, 4}) {
-    for (int64_t cols = 16 / x_size; cols <= 270000; cols += 16 / x_size) {
-      const Tile general = forward_tile(cols, x_size, kH200.chip);
-      for (const Usual usual : {Usual::kNone, Usual::kRms, Usual::kLayer}) {
-        for (const int64_t rows : {1, 15, 16, 4096}) {
-          body(UsualChoice{cols, rows, x_size, usual, general,
-                           forward_usual(general, rows, cols, x_size, usual)});
-          if (testing::Test::HasFailure()) {
-            ADD_FAILURE() << rows << " rows of " << cols << " elements of " << x_size << " bytes";
-            return;
-          }
-        }
-      }
+TEST(CudaFold, HasThreadsForAllRowsAndColumns) {
+  for (const int64_t cols : {1, 15, 1024, 1025, 1 << 24}) {
+    for (int64_t count = 1; count <= 2000; ++count) {
+      const int lanes = fold_lanes(cols, count);
+      EXPECT_EQ(kFoldThreads % lanes, 0);
+      EXPECT_EQ(kFoldThreads % std::max(lanes, kWarp), 0);
+      EXPECT_TRUE(kFoldThreads / lanes <= count || lanes == 128) << lanes;
     }
   }
-}
-
-TEST(CudaUsualTile, IsTheGeneralOneWhereNoKernelKnowsMore) {
-  for_usual_tiles([](const UsualChoice& c) {
-    if (c.tile.usual == Usual::kNone) {
-      EXPECT_TRUE(c.tile == c.general);
-    } else {
-      EXPECT_EQ(c.tile.usual, c.usual);
-      EXPECT_FALSE(c.tile.streams());
-    }
-  });
-}
-
-TEST(CudaUsualTile, HoldsTheRowsThatItsKernelExpects) {
-  for_usual_tiles([](const UsualChoice& c) {
-    const Tile& t = c.tile;
-    if (t.usual == Usual::kNone) return;
-    const bool large = t.team > kForwardSmallBlock;
-    if (forward_full(t.scope, c.x_size, t.elements, large, t.usual)) {
-      EXPECT_EQ(t.capacity(), c.cols);
-    } else {
-      EXPECT_GE(t.capacity(), c.cols);
-    }
-    EXPECT_EQ(t.threads,
-              t.scope == Scope::kWarp ? forward_warp_threads(c.x_size, t.elements) : t.team);
-    EXPECT_EQ(t.threads % t.team, 0);
-    if (t.rows > 1) {
-      EXPECT_EQ(c.rows % t.block_rows(), 0);
-    }
-  });
-}
-
-// Or a row's bits would depend on them.
-TEST(CudaUsualTile, SplitsARowTheSameWayWhateverTheNumberOfRows) {
-  for_usual_tiles([](const UsualChoice& c) {
-    const Tile one = forward_usual(c.general, 1, c.cols, c.x_size, c.usual);
-    EXPECT_EQ(c.tile.team, one.team);
-    EXPECT_EQ(c.tile.elements / c.tile.rows, one.elements / one.rows);
-    EXPECT_EQ(c.tile.cluster, one.cluster);
-  });
 }
 
 // The functions stay plain: a tile can be had at compile time.
