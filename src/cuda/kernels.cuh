@@ -105,13 +105,11 @@ struct Typed {
       }
       return usual_backward<kUsual, kLine + 1>(tile);
     } else {
-      if constexpr (sizeof(X) == 2) {
-        constexpr int kFew = kBackwardWarpElements[0], kMany = kBackwardWarpElements[1];
-        if (tile.elements == kFew)
-          return backward_instance<true, true, Scope::kWarp, kWarp, kFew, kUsual>();
-        if (tile.elements == kMany)
-          return backward_instance<true, true, Scope::kWarp, kWarp, kMany, kUsual>();
-      }
+      constexpr int kFew = kBackwardWarpElements[0], kMany = kBackwardWarpElements[1];
+      if (tile.elements == kFew)
+        return backward_instance<true, true, Scope::kWarp, kWarp, kFew, kUsual>();
+      if (tile.elements == kMany)
+        return backward_instance<true, true, Scope::kWarp, kWarp, kMany, kUsual>();
       return backward_instance<true, true, Scope::kBlock, kWarp, kBackwardElements, kUsual>();
     }
   }
@@ -150,8 +148,10 @@ struct Typed {
     if constexpr (std::is_same_v<X, Y>) {
       if (!aligned) return backward<true, false>(tile);
       if (!plain) return backward<false, true>(tile);
-      if (tile.usual == Usual::kRms) return usual_backward<Usual::kRms>(tile);
-      if (tile.usual == Usual::kLayer) return usual_backward<Usual::kLayer>(tile);
+      if constexpr (sizeof(X) == 2) {
+        if (tile.usual == Usual::kRms) return usual_backward<Usual::kRms>(tile);
+        if (tile.usual == Usual::kLayer) return usual_backward<Usual::kLayer>(tile);
+      }
     }
     return backward<true, true>(tile);
   }

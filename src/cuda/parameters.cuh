@@ -71,36 +71,50 @@ __device__ inline typename A::Raw load_vector(const DeviceVector& vector, int64_
   return A::load_some(vector, part + min(column, cols), cols - column);
 }
 
-// A thread's weights, all loads at once: vectors of W columns from `part` + `first` on, `step` apart,
-// none beyond `part` + `cols`. before_use() runs between loads and use.
-template <bool kAligned, int kVectors, int W, typename BeforeUse>
-__device__ inline void load_weights(const Formula& formula, int64_t part, int first, int step,
-                                    int cols, float (&weight)[kVectors][W],
-                                    const BeforeUse& before_use) {
-  const auto read = [&](auto type) {
-    using A = Access<decltype(type), W, float>;
-    typename A::Raw raw[kVectors];
+// A thread's weights: vectors of W columns from `part` + `first` on, `step` apart, none beyond `part` +
+// `cols`. ask() loads all of them at once; get() waits for them.
+template <bool kAligned, int kVectors, int W>
+class AskedWeights {
+ public:
+  __device__ void ask(const Formula& formula, int64_t part, int first, int step, int cols) {
+    if (formula.weight.data == nullptr) return;
+    with_type(formula.weight.dtype, [&](auto type) {
+      using A = Access<decltype(type), W, float>;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v)
-      raw[v] = load_vector<A, kAligned>(formula.weight, part, first + v * step, cols);
-    before_use();
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      A::unpack(raw[v], weight[v]);
-      add_offset(formula, weight[v]);
-    }
-  };
-  if (formula.weight.data == nullptr) {
-    before_use();
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-      for (int k = 0; k < W; ++k) weight[v][k] = 1;
-    }
-  } else {
-    with_type(formula.weight.dtype, read);
+      for (int v = 0; v < kVectors; ++v)
+        raw<A>(v) = load_vector<A, kAligned>(formula.weight, part, first + v * step, cols);
+    });
   }
-}
+  __device__ void get(const Formula& formula, float (&weight)[kVectors][W]) {
+    if (formula.weight.data == nullptr) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) weight[v][k] = 1;
+      }
+      return;
+    }
+    with_type(formula.weight.dtype, [&](auto type) {
+      using A = Access<decltype(type), W, float>;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        A::unpack(raw<A>(v), weight[v]);
+        add_offset(formula, weight[v]);
+      }
+    });
+  }
+
+ private:
+  template <typename A>
+  __device__ typename A::Raw& raw(int v) {
+    static_assert(sizeof(typename A::Raw) <= sizeof words_[0]);
+    return reinterpret_cast<typename A::Raw&>(words_[v]);
+  }
+  struct alignas(16) Words {
+    uint32_t word[W];
+  };
+  Words words_[kVectors];
+};
 
 // A number that has been asked for: nobody waits for it until he calls a function that gives it. In a
 // kernel whose x has type X.

@@ -207,13 +207,17 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
   float weight[kHoldsWeight ? kVectors : 1][W];
   OwnVectors<W> weights(rings + stages * slot_bytes, team.thread(), team.size());
   if constexpr (kHoldsWeight) {
-    load_weights<kAligned>(formula, share.part, first, step, share.cols, weight,
-                           [&] { ring.fill(fetch); });
+    AskedWeights<kAligned, kVectors, W> asked;
+    asked.ask(formula, share.part, first, step, share.cols);
+    ring.fill(fetch);
+    asked.get(formula, weight);
   } else {
     ring.fill(fetch);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      load_weights<kAligned>(formula, share.part, first + v * step, 0, share.cols, weight, [] {});
+      AskedWeights<kAligned, 1, W> asked;
+      asked.ask(formula, share.part, first + v * step, 0, share.cols);
+      asked.get(formula, weight);
       weights.put(v, weight[0]);
     }
   }

@@ -292,11 +292,13 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
                                   const Tile& tile) {
   const int64_t part = part_cols(cols, tile);
   const int64_t slot = ring_part(part, x_size, aligned) + ring_part(part, dy_size, aligned);
-  const int64_t weights = backward_holds_weight(tile.elements, tile.scope)
-                              ? 0
-                              : tile.capacity() / tile.cluster * sizeof(float);
+  // In the end the teams' sums of dweight and dbias lie in the rings' place.
+  const int64_t held = int64_t{tile.team} * tile.elements * sizeof(float);
+  const int64_t sums =
+      tile.teams() == 1 ? 0 : 2 * (tile.threads / std::max(tile.team, kWarp)) * held;
+  const int64_t weights = backward_holds_weight(tile.elements, tile.scope) ? 0 : held;
   return reduce_bytes(backward_ahead(tile.scope, tile.elements)) +
-         tile.teams() * tile.stages * slot + weights;
+         std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
 // How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks
@@ -338,11 +340,12 @@ constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned
   return streamed_tile(cols);
 }
 
-// The tile of a kernel that knows a usual problem, or the same if there is none.
+// The tile of a kernel that knows a usual problem, or the same if there is none. (Rings of float32 are
+// shorter.)
 constexpr Tile backward_usual(Tile tile, int64_t cols, int x_size, const Chip& chip, Usual usual) {
-  if (usual == Usual::kNone) return tile;
+  if (usual == Usual::kNone || x_size != 2) return tile;
   for (int elements : kBackwardWarpElements) {
-    if (x_size != 2 || cols != kWarp * elements) continue;
+    if (cols != kWarp * elements) continue;
     const Tile warp{.team = kWarp,
                     .elements = elements,
                     .threads = backward_threads(elements, Scope::kWarp),
