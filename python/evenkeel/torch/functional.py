@@ -17,6 +17,7 @@ dtype of x. Under autocast it has autocast's dtype, where torch.nn.functional wo
 this is the one difference in meaning, and out_dtype=torch.float32 removes it.
 """
 
+import importlib
 import inspect
 import sys
 
@@ -31,13 +32,16 @@ _group_norm = extension.group_norm
 _is_compiling = torch.compiler.is_compiling
 
 
-def _before_subclass():
-    """Tells DTensor how norms may be split, as soon as there can be one: its import is slow."""
-    if "torch.distributed.tensor" in sys.modules:
-        extension.set_subclass_hook(None)
-        from evenkeel.torch import sharding
+# What has something to tell about the operators, and the module that tells it. Both imports are slow.
+_to_tell = {"torch.distributed.tensor": "sharding", "torch._inductor.lowering": "compiling"}
 
-        sharding.register()
+
+def _before_subclass():
+    """Tells DTensor how norms may be split, and torch.compile when x is needed, as soon as they are there."""
+    for listener in [name for name in _to_tell if name in sys.modules]:
+        importlib.import_module(f"evenkeel.torch.{_to_tell.pop(listener)}").register()
+    if not _to_tell:
+        extension.set_subclass_hook(None)
 
 
 extension.set_subclass_hook(_before_subclass)
