@@ -134,10 +134,10 @@ struct Typed {
   }
 
   // Which combinations there are is said in plan.cc (why_untyped): mixed types have aligned, plain
-  // kernels only.
+  // kernels only, and rows that are not aligned have plain ones.
   static Kernel& find_forward(bool plain, bool aligned, const Tile& tile) {
     if constexpr (std::is_same_v<X, Y>) {
-      if (!aligned) return plain ? forward<true, false>(tile) : forward<false, false>(tile);
+      if (!aligned) return forward<true, false>(tile);
       if (!plain) return forward<false, true>(tile);
       if (tile.usual == Usual::kRms) return usual_forward<Usual::kRms>(tile);
       if (tile.usual == Usual::kLayer) return usual_forward<Usual::kLayer>(tile);

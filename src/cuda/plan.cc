@@ -47,9 +47,8 @@ const char* why_untyped(const Call& call, const Plan& plan) {
   if (big.count == 3 && call.dx.dtype != x) return "dx has another type than x";
   if (x != y && !plan.aligned) return "types are mixed and rows are not aligned";
   if (x != y && !plan.plain) return "types are mixed beside an activation, casting order or offset";
-  if (!plan.aligned && !plan.plain && call.pass == Pass::kBackward) {
-    return "rows are not aligned and there is an activation or a casting order";
-  }
+  if (!plan.aligned && !plan.plain)
+    return "rows are not aligned beside an activation, casting order or offset";
   if (cuts_elements(call)) return kCuts;
   if (call.pass == Pass::kForward && call.weight && call.bias &&
       call.weight.dtype != call.bias.dtype) {

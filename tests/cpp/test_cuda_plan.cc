@@ -211,8 +211,7 @@ TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
     for_formulas(kind, [&](const Call& call) {
       const Plan plan = make_plan(call, kH200.chip);
       const bool mixed = kind.x != kind.other;
-      const bool typed =
-          kind.typed() && (plan.plain || (!mixed && (kind.aligned || kind.pass == Pass::kForward)));
+      const bool typed = kind.typed() && (plan.plain || (!mixed && kind.aligned));
       ASSERT_EQ(plan.untyped == nullptr, typed) << (typed ? plan.untyped : "");
       EXPECT_EQ(plan.aligned, kind.aligned && typed);
       if (!typed) {
