@@ -187,9 +187,9 @@ struct Pixels : Job<In> {
     repeat(arrays);
   }
 
-  void normalize_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
+  void normalize_rows(int64_t arrays_of, int64_t sample, int64_t strip) const {
     this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
-      for (int64_t index = first; index < last; ++index) {
+      for (int64_t index = strip * plan.strip; index < strip_end(strip); ++index) {
         scale_and_shift<kSilu, kStream>(row(call.x, sample, index), row(call.y, sample, index),
                                         row_width(index), array(arrays_of, 0), array(arrays_of, 1),
                                         array(arrays_of, 2));
@@ -210,12 +210,13 @@ struct Pixels : Job<In> {
                          total[g] = merge(total[g], part[g]);
                      }
                      fill_normalizers(shard, sample, total);
-                     normalize_rows(shard, sample, 0, rows());
+                     for (int64_t strip = strips(); strip-- > 0;)
+                       normalize_rows(shard, sample, strip);
                    });
   }
 
   // Sample by sample, each by all threads: a sample is then normalized while much of it is still in
-  // the caches.
+  // the caches, beginning with what was summed last.
   void forward_split() const {
     auto* pieces = this->template pieces<Moments>();  // [strips][groups]
     for (int64_t sample = 0; sample < plan.blocks; ++sample) {
@@ -228,9 +229,9 @@ struct Pixels : Job<In> {
           pieces[g] = merge(pieces[g], pieces[strip * plan.groups + g]);
       }
       fill_normalizers(0, sample, pieces);
-      for_each_range(call.parallel, plan.shards, strips(), 1, [&](int64_t, int64_t strip, int64_t) {
-        normalize_rows(0, sample, strip * plan.strip, strip_end(strip));
-      });
+      for_each_range<true>(
+          call.parallel, plan.shards, strips(), 1,
+          [&](int64_t, int64_t strip, int64_t) { normalize_rows(0, sample, strip); });
     }
   }
 

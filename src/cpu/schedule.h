@@ -17,27 +17,30 @@ namespace evenkeel {
 inline constexpr int64_t kMaxShards = 256;
 
 // Calls body(shard, first, last) for consecutive ranges of [0, items): each starts at a multiple of
-// `grain` and has that many items, but for the last one.
-template <class Body>
+// `grain` and has that many items, but for the last one. Backwards, every share begins with what
+// the same share ended with the last time.
+template <bool kBackwards = false, class Body>
 void for_each_range(const Parallel& parallel, int64_t shards, int64_t items, int64_t grain,
                     const Body& body) {
   struct alignas(64) Share {
+    int64_t first, end;  // of the ranges
     int64_t next;
-    int64_t end;
   };
   Share shares[kMaxShards];
   const int64_t ranges = (items + grain - 1) / grain;
   const int64_t count = std::max<int64_t>(1, std::min(shards, ranges));
   for (int64_t k = 0; k < count; ++k) {
-    shares[k].next = ranges * k / count * grain;
-    shares[k].end = std::min(items, ranges * (k + 1) / count * grain);
+    const int64_t first = ranges * k / count;
+    shares[k] = {first, ranges * (k + 1) / count, first};
   }
   parallel.run(count, [&](int64_t shard) {
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t end = shares[(shard + k) % count].end;
-      const std::atomic_ref<int64_t> next(shares[(shard + k) % count].next);
-      for (int64_t first; (first = next.fetch_add(grain, std::memory_order_relaxed)) < end;)
-        body(shard, first, std::min(first + grain, end));
+      Share& share = shares[(shard + k) % count];
+      const std::atomic_ref<int64_t> next(share.next);
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+        const int64_t range = kBackwards ? share.first + share.end - 1 - i : i;
+        body(shard, range * grain, std::min((range + 1) * grain, items));
+      }
     }
     hwy::FlushStream();  // streaming stores are seen by whoever waits for this shard
   });

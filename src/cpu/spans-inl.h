@@ -293,21 +293,30 @@ template <class In>
 void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename In::Compute> shift,
                  Typed<typename In::Compute> sum, Typed<typename In::Compute> squares) {
   const hn::ScalableTag<typename In::Compute> d;
+  // The next four spans are fetched from the first to the last element, piece by piece: what the
+  // processor fetches by itself for four places at once comes too late. A piece is a whole number of
+  // vectors.
+  constexpr int64_t kPiece = 64;
   int64_t row = 0;
   for (; row + 4 <= count; row += 4) {
-    const In x0 = x + row * stride, x1 = x0 + stride, x2 = x1 + stride, x3 = x2 + stride;
-    for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
-      const auto at = access.load(d, shift, i);
-      const auto shifted = [&](const In& from) EK_LAMBDA {
-        return access.zero_outside(d, hn::Sub(access.load(d, from, i), at));
-      };
-      const auto v0 = shifted(x0), v1 = shifted(x1), v2 = shifted(x2), v3 = shifted(x3);
-      const auto s = hn::Add(hn::Add(v0, v1), hn::Add(v2, v3));
-      const auto q =
-          hn::Add(hn::MulAdd(v0, v0, hn::Mul(v1, v1)), hn::MulAdd(v2, v2, hn::Mul(v3, v3)));
-      access.store(d, hn::Add(access.load(d, sum, i), s), sum, i);
-      access.store(d, hn::Add(access.load(d, squares, i), q), squares, i);
-    });
+    for (int64_t start = 0; start < n; start += kPiece) {
+      const In x0 = x + (row * stride + start), x1 = x0 + stride, x2 = x1 + stride,
+               x3 = x2 + stride;
+      fetch(x + ((row + 4) * stride + 4 * start), 4 * kPiece);
+      const Typed<typename In::Compute> at = shift + start, s = sum + start, q = squares + start;
+      for_each_vector<In>(d, std::min(kPiece, n - start), [&](int64_t i, auto access) EK_LAMBDA {
+        const auto by = access.load(d, at, i);
+        const auto shifted = [&](const In& from) EK_LAMBDA {
+          return access.zero_outside(d, hn::Sub(access.load(d, from, i), by));
+        };
+        const auto v0 = shifted(x0), v1 = shifted(x1), v2 = shifted(x2), v3 = shifted(x3);
+        const auto added = hn::Add(hn::Add(v0, v1), hn::Add(v2, v3));
+        const auto squared =
+            hn::Add(hn::MulAdd(v0, v0, hn::Mul(v1, v1)), hn::MulAdd(v2, v2, hn::Mul(v3, v3)));
+        access.store(d, hn::Add(access.load(d, s, i), added), s, i);
+        access.store(d, hn::Add(access.load(d, q, i), squared), q, i);
+      });
+    }
   }
   for (; row < count; ++row) {
     const In x0 = x + row * stride;

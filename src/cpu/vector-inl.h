@@ -217,6 +217,7 @@ struct Typed {
 
   Typed(void* at, Dtype) : data(static_cast<Stored*>(at)) {}
   Typed operator+(int64_t elements) const { return Typed(data + elements); }
+  static constexpr int64_t element() { return sizeof(Stored); }
 
   template <class D>
   HWY_INLINE Vec<D> load(D d, int64_t i) const {
@@ -247,7 +248,8 @@ struct Any {
   Dtype dtype;
 
   Any(void* at, Dtype type) : data(static_cast<char*>(at)), dtype(type) {}
-  Any operator+(int64_t elements) const { return Any(data + elements * size_of(dtype), dtype); }
+  Any operator+(int64_t elements) const { return Any(data + elements * element(), dtype); }
+  int64_t element() const { return size_of(dtype); }
 
   // Calls visit with a typed pointer to element i. f64 storage always comes with f64 arithmetic.
   template <class Visit>
@@ -284,6 +286,13 @@ struct Any {
     with(i, [&](auto* at) EK_LAMBDA { store_tail_as(d, value, at, count); });
   }
 };
+
+// Asks for n elements, to be read or written soon.
+template <bool kToWrite = false, class In>
+HWY_INLINE void fetch(In from, int64_t n) {
+  const int64_t step = 64 / from.element();
+  for (int64_t i = 0; i < n; i += step) __builtin_prefetch((from + i).data, kToWrite);
+}
 
 // An operand that is the same for every element.
 template <class D>
