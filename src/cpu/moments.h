@@ -51,6 +51,17 @@ struct GradientSums {
   double product;
 };
 
+struct GradientSumsBatch {
+  double sum[kBatch];
+  double product[kBatch];
+
+  GradientSums operator[](int64_t i) const { return {sum[i], product[i]}; }
+  void set(int64_t i, const GradientSums& value) {
+    sum[i] = value.sum;
+    product[i] = value.product;
+  }
+};
+
 inline GradientSums operator+(const GradientSums& a, const GradientSums& b) {
   return {a.sum + b.sum, a.product + b.product};
 }

@@ -24,6 +24,7 @@ struct Rows : Job<In> {
   using Job<In>::call;
   using Job<In>::plan;
   using Job<In>::d;
+  using typename Job<In>::Compute;
   using typename Job<In>::Scalar;
 
   static constexpr int64_t kBatchBytes = 24 << 10;
@@ -59,12 +60,54 @@ struct Rows : Job<In> {
     }
   }
 
+  int64_t stride(const Tensor& tensor) const {
+    return call.is_group_norm() ? tensor.outer_stride : tensor.row_stride;
+  }
   HWY_INLINE In span(const Tensor& tensor, const Place& at) const {
-    const int64_t stride = call.is_group_norm() ? tensor.outer_stride : tensor.row_stride;
-    const int64_t start = HWY_LIKELY(even_) ? at.block * stride : uneven_start(tensor, at.block);
+    const int64_t start =
+        HWY_LIKELY(even_) ? at.block * stride(tensor) : uneven_start(tensor, at.block);
     return this->in(tensor) + (start + at.group * plan.length);
   }
-  int64_t parameter_start(const Place& at) const { return at.group * plan.parameter_stride; }
+
+  // The spans of a batch in a tensor, and where their parameters start: anywhere, or at equal
+  // distances, which saves short rows the way to each of them. Blocks from `end` on do not exist.
+  struct Scattered {
+    const Rows& rows;
+    const Place* at;
+    int64_t end;
+
+    HWY_INLINE auto of(const Tensor& tensor) const {
+      return [this, &tensor](int64_t i) EK_LAMBDA { return rows.span(tensor, at[i]); };
+    }
+    HWY_INLINE int64_t parameters(int64_t i) const {
+      return at[i].group * rows.plan.parameter_stride;
+    }
+    HWY_INLINE bool exists(int64_t i) const { return at[i].block < end; }
+  };
+  struct Even {
+    const Rows& rows;
+    const Place& first;
+
+    HWY_INLINE auto of(const Tensor& tensor) const {
+      return [at = rows.span(tensor, first), step = rows.stride(tensor)](int64_t i)
+                 EK_LAMBDA { return at + i * step; };
+    }
+    HWY_INLINE int64_t parameters(int64_t) const { return 0; }
+    HWY_INLINE bool exists(int64_t) const { return true; }
+  };
+
+  // Calls run(spans, count, n) so that the compiler sees constants where rows are short: then what
+  // surrounds the work on their few vectors counts.
+  template <class Run>
+  HWY_INLINE void with_spans(const Place* at, int64_t end, int64_t count, int64_t n,
+                             const Run& run) const {
+    constexpr int64_t kLanes = hn::MaxLanes(typename Job<In>::Tag());
+    if (count == kBatch && even_ && plan.groups == 1 && at[kBatch - 1].block < end) {
+      if (n == 4 * kLanes) return run(Even{*this, *at}, kBatch, 4 * kLanes);
+      if (n == 8 * kLanes) return run(Even{*this, *at}, kBatch, 8 * kLanes);
+    }
+    run(Scattered{*this, at, end}, count, n);
+  }
 
   // ---- from run-time flags to template arguments ----
 
@@ -110,37 +153,43 @@ struct Rows : Job<In> {
   // ---- forward ----
 
   // The next batch of short rows, sixteen of which fill a page of memory, is fetched while this one
-  // is written: what the processor fetches by itself ends with the page. Where results go past the
+  // is written, forward and backward: what the processor fetches by itself ends with the page. Where results go past the
   // caches, rows of any length gain by it (65536x128 f32 on a Xeon: 1.3 to 1.7 of a copy's speed).
   static constexpr int64_t kShortRow = 128;
 
   // Normalizes the same part of `count` statistics.
   void normalize_parts(const Place* at, int64_t count, const NormalizerBatch& by, int64_t start,
                        int64_t n) const {
+    Compute shift[kBatch], scale[kBatch], offset[kBatch];
+    std::copy_n(by.shift, kBatch, shift);
+    std::copy_n(by.scale, kBatch, scale);
+    std::copy_n(by.offset, kBatch, offset);
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
       const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow);
-      with_constants(d, count, n, [&](int64_t spans, int64_t length) EK_LAMBDA {
-        for (int64_t i = 0; i < spans; ++i) {
-          const int64_t parameter = parameter_start(at[i]) + start;
-          const Place next = {at[i].block + spans, at[i].group};
-          if (ahead) fetch(span(call.x, next), length);
-          if (ahead && !kStream) fetch<true>(span(call.y, next), length);
-          normalize<kSilu, kStream, kCenter>(
-              span(call.x, at[i]) + start, span(call.y, at[i]) + start, length,
-              Scalar(d, by.shift[i]), Scalar(d, by.scale[i]), Scalar(d, by.offset[i]),
-              this->weight() + parameter, this->bias() + parameter, cast);
-        }
-      });
+      with_spans(
+          at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
+            const auto x = spans.of(call.x), y = spans.of(call.y);
+            const auto weight = this->weight() + start, bias = this->bias() + start;
+            for (int64_t i = 0; i < rows; ++i) {
+              if (ahead) fetch(x(i) + rows * stride(call.x), length);
+              if (ahead && !kStream) fetch<true>(y(i) + rows * stride(call.y), length);
+              normalize<kSilu, kStream, kCenter>(x(i) + start, y(i) + start, length,
+                                                 Scalar(d, shift[i]), Scalar(d, scale[i]),
+                                                 Scalar(d, offset[i]), weight + spans.parameters(i),
+                                                 bias + spans.parameters(i), cast);
+            }
+          });
     });
   }
 
   // Moments of the same part of `count` statistics.
   void moments_of(const Place* at, int64_t count, int64_t start, int64_t n,
                   MomentsBatch& result) const {
-    const auto span_at = [&](int64_t i) EK_LAMBDA { return span(call.x, at[i]) + start; };
-    with_constants(d, count, n, [&](int64_t spans, int64_t length) EK_LAMBDA {
-      call.centers() ? moments<true>(span_at, spans, length, call.eps, result)
-                     : moments<false>(span_at, spans, length, call.eps, result);
+    with_spans(at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
+      const auto x = spans.of(call.x);
+      const auto span_at = [&](int64_t i) EK_LAMBDA { return x(i) + start; };
+      call.centers() ? moments<true>(span_at, rows, length, call.eps, result)
+                     : moments<false>(span_at, rows, length, call.eps, result);
     });
   }
 
@@ -158,8 +207,8 @@ struct Rows : Job<In> {
   // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
   // between rows.
   void forward_batch(int64_t unit, int64_t count) const {
-    Place places[kBatch] = {};
-    MomentsBatch found = {};
+    Place places[kBatch];
+    MomentsBatch found;
     NormalizerBatch by;
     locate(unit, count, places);
     moments_of(places, count, 0, plan.length, found);
@@ -195,59 +244,87 @@ struct Rows : Job<In> {
 
   // ---- backward ----
 
-  // The same group of two neighbouring blocks, if there is a second.
-  struct Pair : Place {
-    bool partner;
-
-    Place second() const { return {this->block + 1, this->group}; }
+  // Rows of a chunk, two at a time: the same group of two neighbouring blocks. The second may be
+  // that of the chunk's end, and not exist.
+  struct Batch {
+    Place at[kBatch];
+    int64_t end;
+    Compute mean[kBatch] = {}, rstd[kBatch] = {};  // nought where there is no row
   };
 
-  HWY_INLINE GradientRow<In, Scalar> gradient_row(const Place& at, int64_t start) const {
-    return {span(call.x, at) + start, span(call.dy, at) + start,
-            Scalar(d, this->mean(at.unit(plan))), Scalar(d, this->rstd(at.unit(plan)))};
-  }
-
-  // Adds a slice of `count` pairs to the chunk's parameter sums, and to their own sums.
-  template <bool kSilu, bool kDweight, bool kDbias, bool kCenter, class Cast>
-  HWY_INLINE void reduce_slice(int64_t chunk, const Pair* pairs, int64_t count, int64_t slice,
-                               Cast cast, GradientSums (*result)[2]) const {
-    const int64_t block = block_length(d), n = slice_length(slice);
-    LaneSums<typename Job<In>::Tag> sum, product;
-    for (int64_t done = 0; done < n; done += block) {
-      const int64_t start = slice * kSlice + done;
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t at = parameter_start(pairs[i]) + start;
-        const GradientRow<In, Scalar> rows[2] = {gradient_row(pairs[i], start),
-                                                 pairs[i].partner
-                                                     ? gradient_row(pairs[i].second(), start)
-                                                     : this->no_row(Scalar(d, 0), Scalar(d, 0))};
-        TwoSums<typename Job<In>::Tag> part[2];
-        reduce_rows<kSilu, kDweight, kDbias, true, kCenter>(
-            rows, std::min(block, n - done), this->weight() + at, this->bias() + at,
-            this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
-        for (int k = 0; k < 2; ++k) {
-          sum.put(d, 2 * i + k, part[k].first);
-          product.put(d, 2 * i + k, part[k].second);
-        }
-      }
-      sum.add_up(d, 2 * count);
-      product.add_up(d, 2 * count);
-      for (int64_t i = 0; i < 2 * count; ++i)
-        result[i / 2][i % 2] = result[i / 2][i % 2] + GradientSums{sum[i], product[i]};
+  void add_pair(const Place& first, int64_t i, Batch& batch) const {
+    for (int64_t k = 0; k < 2; ++k) {
+      const Place at = batch.at[i + k] = {first.block + k, first.group};
+      const bool exists = at.block < batch.end;
+      batch.mean[i + k] = static_cast<Compute>(exists ? this->mean(at.unit(plan)) : 0);
+      batch.rstd[i + k] = static_cast<Compute>(exists ? this->rstd(at.unit(plan)) : 0);
     }
   }
 
-  template <bool kSilu, bool kStream, bool kCenter, class Cast>
-  HWY_INLINE void input_gradient_part(const Place& at, const GradientSums& sums, int64_t start,
-                                      int64_t n, Cast cast) const {
-    const int64_t parameter = parameter_start(at) + start;
-    const double rstd = this->rstd(at.unit(plan));
-    const double share = rstd * (1 / static_cast<double>(plan.length));
-    input_gradient<kSilu, kStream, kCenter>(
-        span(call.x, at) + start, span(call.dy, at) + start, span(call.dx, at) + start, n,
-        Scalar(d, this->mean(at.unit(plan))), Scalar(d, rstd),
-        Scalar(d, call.centers() ? sums.sum * share : 0), Scalar(d, sums.product * share),
-        this->weight() + parameter, this->bias() + parameter, cast);
+  // Adds a slice of `rows` rows to the chunk's parameter sums, and finds their own sums.
+  template <bool kSilu, bool kDweight, bool kDbias, bool kCenter, class Cast>
+  HWY_INLINE void reduce_slice(int64_t chunk, const Batch& batch, int64_t rows, int64_t slice,
+                               Cast cast, GradientSumsBatch& result) const {
+    using Tag = typename Job<In>::Tag;
+    if (!kCenter || rows < kBatch) result = {};  // what is not summed is nought
+    with_spans(batch.at, batch.end, rows, slice_length(slice),
+               [&](auto spans, int64_t count, int64_t n) EK_LAMBDA {
+                 const auto x = spans.of(call.x), dy = spans.of(call.dy);
+                 const int64_t block = block_length(d);
+                 LaneSums<Tag> sum, product;
+                 for (int64_t done = 0; done < n; done += block) {
+                   const int64_t start = slice * kSlice + done;
+                   const auto row = [&](int64_t i) EK_LAMBDA -> GradientRow<In, Scalar> {
+                     const Scalar mean(d, batch.mean[i]), rstd(d, batch.rstd[i]);
+                     if (!spans.exists(i)) return this->no_row(mean, rstd);
+                     return {x(i) + start, dy(i) + start, mean, rstd};
+                   };
+                   for (int64_t i = 0; i < count; i += 2) {
+                     const int64_t at = spans.parameters(i) + start;
+                     const GradientRow<In, Scalar> pair[2] = {row(i), row(i + 1)};
+                     TwoSums<Tag> part[2];
+                     reduce_rows<kSilu, kDweight, kDbias, true, kCenter>(
+                         pair, std::min(block, n - done), this->weight() + at, this->bias() + at,
+                         this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
+                     for (int k = 0; k < 2; ++k) {
+                       if constexpr (kCenter) sum.put(d, i + k, part[k].first);
+                       product.put(d, i + k, part[k].second);
+                     }
+                   }
+                   if constexpr (kCenter) sum.add_to(d, count, done == 0, result.sum);
+                   product.add_to(d, count, done == 0, result.product);
+                 }
+               });
+  }
+
+  // dx of the same part of a batch.
+  void input_gradients(const Batch& batch, int64_t rows, const GradientSumsBatch& sums,
+                       int64_t start, int64_t n) const {
+    Compute gradient_share[kBatch], product_share[kBatch];
+    const double per_element = 1 / static_cast<double>(plan.length);
+    for (int64_t i = 0; i < kBatch; ++i) {
+      const double share = static_cast<double>(batch.rstd[i]) * per_element;
+      gradient_share[i] = static_cast<Compute>(call.centers() ? sums.sum[i] * share : 0);
+      product_share[i] = static_cast<Compute>(sums.product[i] * share);
+    }
+    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
+      const bool ahead = even_ && n == plan.length && n <= kShortRow;
+      with_spans(batch.at, batch.end, rows, n,
+                 [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
+                   const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
+                   for (int64_t i = 0; i < count; ++i) {
+                     if (!spans.exists(i)) continue;
+                     const int64_t parameter = spans.parameters(i) + start;
+                     if (ahead) fetch(x(i) + count * stride(call.x), length);
+                     if (ahead) fetch(dy(i) + count * stride(call.dy), length);
+                     input_gradient<kSilu, kStream, kCenter>(
+                         x(i) + start, dy(i) + start, dx(i) + start, length,
+                         Scalar(d, batch.mean[i]), Scalar(d, batch.rstd[i]),
+                         Scalar(d, gradient_share[i]), Scalar(d, product_share[i]),
+                         this->weight() + parameter, this->bias() + parameter, cast);
+                   }
+                 });
+    });
   }
 
   void backward() const {
@@ -271,70 +348,64 @@ struct Rows : Job<In> {
   // Pairs of rows of the blocks from first to end, numbered by block, then by group.
   void backward_batch(int64_t chunk, int64_t first, int64_t end, int64_t pair,
                       int64_t count) const {
-    GradientSums total[kBatch / 2][2] = {};
-    Pair pairs[kBatch / 2];
+    Batch batch;
+    batch.end = end;
     Place next = place(pair);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t block = first + 2 * next.block;
-      pairs[i] = {{block, next.group}, block + 1 < end};
+      add_pair({first + 2 * next.block, next.group}, 2 * i, batch);
       if (++next.group == plan.groups) next = {next.block + 1, 0};
     }
+    GradientSumsBatch total;
     with_reduce([&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(auto cast) EK_LAMBDA {
       for (int64_t slice = 0; slice < slices(); ++slice) {
-        GradientSums part[kBatch / 2][2] = {};
-        reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, pairs, count, slice, cast, part);
-        for (int64_t i = 0; i < 2 * count; ++i)
-          total[i / 2][i % 2] = total[i / 2][i % 2] + part[i / 2][i % 2];
+        GradientSumsBatch part;
+        reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, batch, 2 * count, slice, cast, part);
+        for (int64_t i = 0; i < kBatch; ++i)
+          total.set(i, slice == 0 ? part[i] : total[i] + part[i]);
       }
     });
-    if (!call.dx) return;
-    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
-      for (int64_t i = 0; i < 2 * count; ++i) {
-        if (i % 2 == 1 && !pairs[i / 2].partner) continue;
-        const Place at = i % 2 == 0 ? pairs[i / 2] : pairs[i / 2].second();
-        input_gradient_part<kSilu, kStream, kCenter>(at, total[i / 2][i % 2], 0, plan.length, cast);
-      }
-    });
+    if (call.dx) input_gradients(batch, 2 * count, total, 0, plan.length);
   }
 
   void backward_split() const {
     auto* pieces = this->template pieces<GradientSums>();
     const int64_t per_chunk = plan.groups * slices();
-    for_each_range(call.parallel, plan.shards, plan.chunks * per_chunk, 1,
-                   [&](int64_t, int64_t item, int64_t) {
-                     const int64_t chunk = item / per_chunk, group = item % per_chunk / slices(),
-                                   slice = item % slices();
-                     this->clear_partials(chunk, group * plan.parameter_stride + slice * kSlice,
-                                          std::min(kSlice, plan.parameter_stride - slice * kSlice));
-                     const int64_t end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-                     with_reduce([&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(
-                                     auto cast) EK_LAMBDA {
-                       for (int64_t block = chunk * plan.chunk_blocks; block < end; block += 2) {
-                         const Pair pair{{block, group}, block + 1 < end};
-                         const int64_t unit = pair.unit(plan);
-                         GradientSums part[1][2] = {};
-                         reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, &pair, 1, slice,
-                                                                        cast, part);
-                         pieces[unit * slices() + slice] = part[0][0];
-                         if (pair.partner)
-                           pieces[(unit + plan.groups) * slices() + slice] = part[0][1];
-                       }
-                     });
-                   });
+    for_each_range(
+        call.parallel, plan.shards, plan.chunks * per_chunk, 1,
+        [&](int64_t, int64_t item, int64_t) {
+          const int64_t chunk = item / per_chunk, group = item % per_chunk / slices(),
+                        slice = item % slices();
+          this->clear_partials(chunk, group * plan.parameter_stride + slice * kSlice,
+                               std::min(kSlice, plan.parameter_stride - slice * kSlice));
+          Batch pair;
+          pair.end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
+          with_reduce(
+              [&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(auto cast) EK_LAMBDA {
+                for (int64_t block = chunk * plan.chunk_blocks; block < pair.end; block += 2) {
+                  add_pair({block, group}, 0, pair);
+                  GradientSumsBatch part;
+                  reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, pair, 2, slice, cast, part);
+                  for (int64_t k = 0; k < std::min<int64_t>(2, pair.end - block); ++k)
+                    pieces[pair.at[k].unit(plan) * slices() + slice] = part[k];
+                }
+              });
+        });
     if (!call.dx) return;
     const int64_t units = plan.blocks * plan.groups;
     for (int64_t unit = 0; unit < units; ++unit) {
       GradientSums& total = pieces[unit * slices()];
       for (int64_t slice = 1; slice < slices(); ++slice) total = total + (&total)[slice];
     }
-    for_each_range(
-        call.parallel, plan.shards, units * slices(), 1, [&](int64_t, int64_t item, int64_t) {
-          const int64_t unit = item / slices(), slice = item % slices();
-          with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
-            input_gradient_part<kSilu, kStream, kCenter>(place(unit), pieces[unit * slices()],
-                                                         slice * kSlice, slice_length(slice), cast);
-          });
-        });
+    for_each_range(call.parallel, plan.shards, units * slices(), 1,
+                   [&](int64_t, int64_t item, int64_t) {
+                     const int64_t unit = item / slices(), slice = item % slices();
+                     Batch row;
+                     row.end = plan.blocks;
+                     add_pair(place(unit), 0, row);
+                     GradientSumsBatch sums = {};
+                     sums.set(0, pieces[unit * slices()]);
+                     input_gradients(row, 1, sums, slice * kSlice, slice_length(slice));
+                   });
   }
 
  private:

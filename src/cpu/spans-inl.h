@@ -80,16 +80,6 @@ struct CastTo {
   }
 };
 
-// Calls run(count, n) so that the compiler sees constants where spans are short: then what surrounds
-// the work on their few vectors counts.
-template <class D, class Run>
-HWY_INLINE void with_constants(D, int64_t count, int64_t n, const Run& run) {
-  constexpr int64_t kLanes = hn::MaxLanes(D());
-  if (count == kBatch && n == 4 * kLanes) return run(kBatch, 4 * kLanes);
-  if (count == kBatch && n == 8 * kLanes) return run(kBatch, 8 * kLanes);
-  run(count, n);
-}
-
 // ---- forward ----
 
 // How many elements are added up in vectors before the sums are carried on in double. Errors of
@@ -153,7 +143,7 @@ HWY_INLINE void sums(const SpanAt& span_at, int64_t count, int64_t n, const Comp
   const hn::ScalableTag<Compute> d;
   const int64_t block = block_length(d);
   LaneSums<decltype(d)> first, second;
-  result = {};
+  if (!kCenter || count < kBatch) result = {};  // what is not summed is nought
   for (int64_t start = 0; start < n; start += block) {
     for (int64_t i = 0; i < count; ++i) {
       const auto found =
@@ -161,12 +151,8 @@ HWY_INLINE void sums(const SpanAt& span_at, int64_t count, int64_t n, const Comp
       if constexpr (kCenter) first.put(d, i, found.first);
       second.put(d, i, found.second);
     }
-    if constexpr (kCenter) {
-      first.add_up(d, count);
-      for (int64_t i = 0; i < count; ++i) result.sum[i] += first[i];
-    }
-    second.add_up(d, count);
-    for (int64_t i = 0; i < count; ++i) result.squares[i] += second[i];
+    if constexpr (kCenter) first.add_to(d, count, start == 0, result.sum);
+    second.add_to(d, count, start == 0, result.squares);
   }
 }
 

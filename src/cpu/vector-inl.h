@@ -325,6 +325,13 @@ class LaneSums {
       hn::Store(tree<kLanes>(d, first, count), d, sums_ + first);
   }
 
+  // Adds these sums to those in `totals`, or begins with them.
+  HWY_INLINE void add_to(D d, int64_t count, bool begin, double* totals) {
+    add_up(d, count);
+    if (begin) std::fill_n(totals, count, 0);
+    for (int64_t i = 0; i < count; ++i) totals[i] += (*this)[i];
+  }
+
   HWY_INLINE double operator[](int64_t i) const { return static_cast<double>(sums_[i]); }
 
  private:
