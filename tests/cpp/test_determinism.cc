@@ -148,6 +148,7 @@ const char kRowCases[] = R"(
 layer_norm rows=37 cols=1 x=f32
 layer_norm rows=37 cols=7 x=f32
 layer_norm rows=37 cols=64 x=bf16
+layer_norm rows=37 cols=64 x=f32
 layer_norm rows=37 cols=129 x=f16 y=f32 activation=silu
 layer_norm rows=37 cols=1023 x=f32 weight=none
 layer_norm rows=37 cols=4097 x=bf16
