@@ -101,10 +101,14 @@ struct Rows : Job<In> {
   template <class Run>
   HWY_INLINE void with_spans(const Place* at, int64_t end, int64_t count, int64_t n,
                              const Run& run) const {
+    // Where types are looked up for every vector it does not count, and float64 is rare.
+    constexpr bool kGains = sizeof(Compute) == sizeof(float) && requires { typename In::Stored; };
     constexpr int64_t kLanes = hn::MaxLanes(typename Job<In>::Tag());
-    if (count == kBatch && even_ && plan.groups == 1 && at[kBatch - 1].block < end) {
-      if (n == 4 * kLanes) return run(Even{*this, *at}, kBatch, 4 * kLanes);
-      if (n == 8 * kLanes) return run(Even{*this, *at}, kBatch, 8 * kLanes);
+    if constexpr (kGains) {
+      if (count == kBatch && even_ && plan.groups == 1 && at[kBatch - 1].block < end) {
+        if (n == 4 * kLanes) return run(Even{*this, *at}, kBatch, 4 * kLanes);
+        if (n == 8 * kLanes) return run(Even{*this, *at}, kBatch, 8 * kLanes);
+      }
     }
     run(Scattered{*this, at, end}, count, n);
   }
