@@ -300,8 +300,7 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
 
   Row last;  // whose dx is to be made (kAhead)
   for (int i = 0; i < share.warp_steps; ++i) {
-    Row row{
-        .mine = share.kTeamsOfWarp == 1 || i < share.steps, .mean = next_mean, .rstd = next_rstd};
+    Row row{.mine = !kShared || i < share.steps, .mean = next_mean, .rstd = next_rstd};
     fetch_statistics();
     row.slot = ring.arrived();
     row.wraps = !even && walk.move(a.walk);

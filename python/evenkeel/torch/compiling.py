@@ -23,12 +23,13 @@ def register():
 
     def backward(dy, x, *others):
         graph = V.graph
-        if not _share_work(*graph.current_node.args[:2]):
+        waits = getattr(graph, "additional_buffer_deps", None)
+        if waits is not None and not _share_work(*graph.current_node.args[:2]):
             for tensor in (dy, x):
                 tensor.realize()
             computed = graph.name_to_buffer.get(x.get_name())
             if computed is not None:  # not an input of the graph
-                graph.additional_buffer_deps[computed.get_operation_name()].add(dy.get_name())
+                waits[computed.get_operation_name()].add(dy.get_name())
         return lower(dy, x, *others)
 
     lowering.lowerings[operator] = backward
