@@ -7,8 +7,6 @@
 // Every sum is made in an order that the split alone decides.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "cuda/group_chunk.cuh"
 #include "cuda/group_tuning.h"
 #include "cuda/team.cuh"

@@ -15,6 +15,13 @@ __device__ inline void with_type(Dtype dtype, const Body& body) {
   if (dtype == Dtype::kF16) return body(__half{});
   body(__nv_bfloat16{});
 }
+// The same where it is float32, X or Y, at most one of which is a half type.
+template <typename X, typename Y, typename Body>
+__device__ inline void with_type_of(Dtype dtype, const Body& body) {
+  using Half = std::conditional_t<sizeof(X) == 2, X, Y>;
+  if (sizeof(Half) == 2 && dtype != Dtype::kF32) return body(Half{});
+  body(float{});
+}
 
 // Parameters in a kernel whose x has type X.
 template <typename X, int W, typename C>
@@ -72,13 +79,13 @@ __device__ inline typename A::Raw load_vector(const DeviceVector& vector, int64_
 }
 
 // A thread's weights: vectors of W columns from `part` + `first` on, `step` apart, none beyond `part` +
-// `cols`. ask() loads all of them at once; get() waits for them.
-template <bool kAligned, int kVectors, int W>
+// `cols`, of a type that X, Y or float32 is. ask() loads all of them at once; get() waits for them.
+template <typename X, typename Y, bool kAligned, int kVectors, int W>
 class AskedWeights {
  public:
   __device__ void ask(const Formula& formula, int64_t part, int first, int step, int cols) {
     if (formula.weight.data == nullptr) return;
-    with_type(formula.weight.dtype, [&](auto type) {
+    with_type_of<X, Y>(formula.weight.dtype, [&](auto type) {
       using A = Access<decltype(type), W, float>;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
@@ -94,7 +101,7 @@ class AskedWeights {
       }
       return;
     }
-    with_type(formula.weight.dtype, [&](auto type) {
+    with_type_of<X, Y>(formula.weight.dtype, [&](auto type) {
       using A = Access<decltype(type), W, float>;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {

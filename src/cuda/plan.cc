@@ -50,10 +50,12 @@ const char* why_untyped(const Call& call, const Plan& plan) {
   if (!plan.aligned && !plan.plain)
     return "rows are not aligned beside an activation, casting order or offset";
   if (cuts_elements(call)) return kCuts;
-  if (call.pass == Pass::kForward && call.weight && call.bias &&
-      call.weight.dtype != call.bias.dtype) {
+  const bool forward = call.pass == Pass::kForward;
+  if (forward && call.weight && call.bias && call.weight.dtype != call.bias.dtype)
     return "weight and bias have different types";
-  }
+  const Vector& parameter = forward && !call.weight ? call.bias : call.weight;
+  if (parameter && parameter.dtype != Dtype::kF32 && parameter.dtype != x && parameter.dtype != y)
+    return "a parameter is neither f32 nor of the type of x, y or dy";
   return nullptr;
 }
 

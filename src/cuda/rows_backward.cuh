@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
   float weight[kHoldsWeight ? kVectors : 1][W];
   OwnVectors<W> weights(rings + stages * slot_bytes, team.thread(), team.size());
   if constexpr (kHoldsWeight) {
-    AskedWeights<kAligned, kVectors, W> asked;
+    AskedWeights<X, D, kAligned, kVectors, W> asked;
     asked.ask(formula, share.part, first, step, share.cols);
     ring.fill(fetch);
     asked.get(formula, weight);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
     ring.fill(fetch);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      AskedWeights<kAligned, 1, W> asked;
+      AskedWeights<X, D, kAligned, 1, W> asked;
       asked.ask(formula, share.part, first + v * step, 0, share.cols);
       asked.get(formula, weight);
       weights.put(v, weight[0]);

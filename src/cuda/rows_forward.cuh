@@ -160,14 +160,12 @@ __global__ void __launch_bounds__(
     for (int v = 0; v < kVectors; ++v)
       raw[v] = In::template load_if<kHinted>(inside(v), from + away(a.x, v, kSize));
   }
-  constexpr bool kEarly = forward_early(kScope, kUsual);
-  constexpr int kWeights = kVectors / kRows;
-  typename In::Raw early[kEarly ? kWeights : 1];
-  if constexpr (kEarly) {
+  constexpr int kEarly = forward_early(kScope, kVectors / kRows, kUsual);
+  typename In::Raw early[kEarly == 0 ? 1 : kEarly];
+  if constexpr (kEarly > 0) {
     const char* const weights = formula.weight.data + first * kSize;
 #pragma unroll
-    for (int v = 0; v < kWeights; ++v)
-      early[v] = In::load_if(inside(v), weights + v * step * kSize);
+    for (int v = 0; v < kEarly; ++v) early[v] = In::load_if(inside(v), weights + v * step * kSize);
   }
   // A thread of an aligned row waits for its own copies only: nobody else reads them.
   if constexpr (kCopied) wait_for_copies(0);
@@ -320,9 +318,12 @@ __global__ void __launch_bounds__(
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         if (i > 0 && !inside(at + i)) continue;
-        if constexpr (kEarly) {
-          weight_raw[i] = early[kRows == 1 ? at + i : 0];
-          continue;
+        if constexpr (kEarly > 0) {
+          const int v = kRows == 1 ? at + i : 0;
+          if (v < kEarly) {
+            weight_raw[i] = early[v];
+            continue;
+          }
         }
         if (known_weight || has_weight) weight_raw[i] = load(weights, at + i);
         if (known_bias || (!known_weight && has_bias)) bias_raw[i] = load(biases, at + i);
@@ -353,10 +354,12 @@ __global__ void __launch_bounds__(
   } else if constexpr (kUsual == Usual::kLayer) {
     finish(X{}, kKnown, kKnown);
   } else {
-    with_type(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
-      if (kPlain && has_weight && has_bias) {
+    // Rows that are not aligned have a longer way to their parameters, so that this does not count.
+    constexpr bool kCounts = kPlain && kAligned;
+    with_type_of<X, Y>(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
+      if (kCounts && has_weight && has_bias) {
         finish(type, kKnown, kKnown);
-      } else if (kPlain && has_weight) {
+      } else if (kCounts && has_weight) {
         finish(type, kKnown, kUnknown);
       } else {
         finish(type, kUnknown, kUnknown);

@@ -4,8 +4,6 @@
 // the other, so all threads get the same bits in every run.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include <cstdint>
 
 #include "cuda/tuning.h"
@@ -93,7 +91,7 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 struct Cluster {
   __device__ int rank() const {
 #if __CUDA_ARCH__ >= 900
-    return cooperative_groups::cluster_group::block_rank();
+    return static_cast<int>(__clusterRelativeBlockRank());
 #else
     return 0;
 #endif
@@ -163,7 +161,7 @@ class Team {
   }
   __device__ int cluster() const {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kScope == Scope::kCluster) return cooperative_groups::cluster_group::num_blocks();
+    if constexpr (kScope == Scope::kCluster) return static_cast<int>(__clusterSizeInBlocks());
 #endif
     return 1;
   }

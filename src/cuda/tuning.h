@@ -156,9 +156,11 @@ constexpr bool forward_full(Scope scope, int x_size, int elements, bool large, U
          (usual == Usual::kLayer || (usual == Usual::kRms && (large || x_size * elements < 64)));
 }
 
-// Whether the weight is asked for before sums are made: registers suffice for it, not for a bias.
-constexpr bool forward_early(Scope scope, Usual usual) {
-  return usual == Usual::kRms && scope != Scope::kCluster;
+// How many of a thread's vectors of the weight are asked for before sums are made: as many as there are
+// registers for. There are none for a bias beside it.
+constexpr int forward_early(Scope scope, int vectors, Usual usual) {
+  if (usual != Usual::kRms) return 0;
+  return scope == Scope::kCluster ? 2 : vectors;
 }
 
 // Threads that a multiprocessor shall hold at least, which says how many registers each has: 40 to 80.

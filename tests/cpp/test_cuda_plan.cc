@@ -260,6 +260,18 @@ const TypesCase kTypesCases[] = {
        c.bias = {nullptr, Dtype::kBF16};
      },
      nullptr},
+    {"parameters of the other half type", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = c.bias.dtype = Dtype::kBF16; }, "a parameter"},
+    {"a bias of the other half type", Pass::kForward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.weight = {}, c.bias.dtype = Dtype::kBF16; }, "a parameter"},
+    {"parameters of y's type", Pass::kForward, Dtype::kF32, Dtype::kBF16,
+     [](Call& c) { c.weight.dtype = c.bias.dtype = Dtype::kBF16; }, nullptr},
+    {"a weight of a half type", Pass::kBackward, Dtype::kF32, Dtype::kF32,
+     [](Call& c) { c.weight.dtype = Dtype::kBF16; }, "a parameter"},
+    {"a weight of dy's type", Pass::kBackward, Dtype::kF32, Dtype::kF16,
+     [](Call& c) { c.weight.dtype = Dtype::kF16; }, nullptr},
+    {"a bias of the other half type, backward", Pass::kBackward, Dtype::kF16, Dtype::kF16,
+     [](Call& c) { c.bias.dtype = Dtype::kBF16; }, nullptr},
     {"parameters of two types, backward", Pass::kBackward, Dtype::kF16, Dtype::kF16,
      [](Call& c) { c.weight.dtype = Dtype::kF16; }, nullptr},
     {"results of other types", Pass::kBackward, Dtype::kF16, Dtype::kF16,
@@ -333,7 +345,7 @@ TEST(CudaPlan, AnElementIsCutApartByItsOwnSize) {
     call.x.data += bytes;
     EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
     call.x.data -= bytes;
-    call.weight.dtype = call.bias.dtype = Dtype::kBF16;
+    call.weight.dtype = call.bias.dtype = Dtype::kF16;
     call.weight.data += bytes;
     EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
   }
