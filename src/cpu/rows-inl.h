@@ -97,14 +97,14 @@ struct Rows : Job<In> {
   };
 
   // Calls run(spans, count, n) so that the compiler sees constants where rows are short: then what
-  // surrounds the work on their few vectors counts.
-  template <class Run>
+  // surrounds the work on their few vectors counts. kOften: such calls are common enough for it.
+  template <bool kOften, class Run>
   HWY_INLINE void with_spans(const Place* at, int64_t end, int64_t count, int64_t n,
                              const Run& run) const {
     // Where types are looked up for every vector it does not count, and float64 is rare.
-    constexpr bool kGains = sizeof(Compute) == sizeof(float) && requires { typename In::Stored; };
+    constexpr bool kTyped = sizeof(Compute) == sizeof(float) && requires { typename In::Stored; };
     constexpr int64_t kLanes = hn::MaxLanes(typename Job<In>::Tag());
-    if constexpr (kGains) {
+    if constexpr (kOften && kTyped) {
       if (count == kBatch && even_ && plan.groups == 1 && at[kBatch - 1].block < end) {
         if (n == 4 * kLanes) return run(Even{*this, *at}, kBatch, 4 * kLanes);
         if (n == 8 * kLanes) return run(Even{*this, *at}, kBatch, 8 * kLanes);
@@ -115,6 +115,9 @@ struct Rows : Job<In> {
 
   // ---- from run-time flags to template arguments ----
 
+  // Neither a casting order nor an activation: with one, with_map and with_reduce give a CastTo.
+  template <class Cast>
+  static constexpr bool kUsual = std::is_same_v<Cast, NoCast>;
   CastTo cast() const { return {call.x.dtype, call.casting == EK_CASTING_LLAMA}; }
 
   // run.operator()<kSilu, kStream, kCenter>(cast)
@@ -146,12 +149,10 @@ struct Rows : Job<In> {
       return call.dweight ? run.template operator()<false, true, false, false>(NoCast())
                           : run.template operator()<false, false, false, false>(NoCast());
     }
-    if (call.dweight) {
-      return call.dbias ? run.template operator()<false, true, true, true>(NoCast())
-                        : run.template operator()<false, true, false, true>(NoCast());
-    }
-    return call.dbias ? run.template operator()<false, false, true, true>(NoCast())
-                      : run.template operator()<false, false, false, true>(NoCast());
+    // Who wants dbias alone gets dweight's sums made, too.
+    if (call.dbias) return run.template operator()<false, true, true, true>(NoCast());
+    return call.dweight ? run.template operator()<false, true, false, true>(NoCast())
+                        : run.template operator()<false, false, false, true>(NoCast());
   }
 
   // ---- forward ----
@@ -170,7 +171,7 @@ struct Rows : Job<In> {
     std::copy_n(by.offset, kBatch, offset);
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
       const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow);
-      with_spans(
+      with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
             const auto x = spans.of(call.x), y = spans.of(call.y);
             const auto weight = this->weight() + start, bias = this->bias() + start;
@@ -189,12 +190,13 @@ struct Rows : Job<In> {
   // Moments of the same part of `count` statistics.
   void moments_of(const Place* at, int64_t count, int64_t start, int64_t n,
                   MomentsBatch& result) const {
-    with_spans(at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
-      const auto x = spans.of(call.x);
-      const auto span_at = [&](int64_t i) EK_LAMBDA { return x(i) + start; };
-      call.centers() ? moments<true>(span_at, rows, length, call.eps, result)
-                     : moments<false>(span_at, rows, length, call.eps, result);
-    });
+    with_spans<true>(at, plan.blocks, count, n,
+                     [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
+                       const auto x = spans.of(call.x);
+                       const auto span_at = [&](int64_t i) EK_LAMBDA { return x(i) + start; };
+                       call.centers() ? moments<true>(span_at, rows, length, call.eps, result)
+                                      : moments<false>(span_at, rows, length, call.eps, result);
+                     });
   }
 
   void forward() const {
@@ -267,38 +269,39 @@ struct Rows : Job<In> {
 
   // Adds a slice of `rows` rows to the chunk's parameter sums, and finds their own sums.
   template <bool kSilu, bool kDweight, bool kDbias, bool kCenter, class Cast>
-  HWY_INLINE void reduce_slice(int64_t chunk, const Batch& batch, int64_t rows, int64_t slice,
-                               Cast cast, GradientSumsBatch& result) const {
+  HWY_NOINLINE void reduce_slice(int64_t chunk, const Batch& batch, int64_t rows, int64_t slice,
+                                 Cast cast, GradientSumsBatch& result) const {
     using Tag = typename Job<In>::Tag;
     if (!kCenter || rows < kBatch) result = {};  // what is not summed is nought
-    with_spans(batch.at, batch.end, rows, slice_length(slice),
-               [&](auto spans, int64_t count, int64_t n) EK_LAMBDA {
-                 const auto x = spans.of(call.x), dy = spans.of(call.dy);
-                 const int64_t block = block_length(d);
-                 LaneSums<Tag> sum, product;
-                 for (int64_t done = 0; done < n; done += block) {
-                   const int64_t start = slice * kSlice + done;
-                   const auto row = [&](int64_t i) EK_LAMBDA -> GradientRow<In, Scalar> {
-                     const Scalar mean(d, batch.mean[i]), rstd(d, batch.rstd[i]);
-                     if (!spans.exists(i)) return this->no_row(mean, rstd);
-                     return {x(i) + start, dy(i) + start, mean, rstd};
-                   };
-                   for (int64_t i = 0; i < count; i += 2) {
-                     const int64_t at = spans.parameters(i) + start;
-                     const GradientRow<In, Scalar> pair[2] = {row(i), row(i + 1)};
-                     TwoSums<Tag> part[2];
-                     reduce_rows<kSilu, kDweight, kDbias, true, kCenter>(
-                         pair, std::min(block, n - done), this->weight() + at, this->bias() + at,
-                         this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
-                     for (int k = 0; k < 2; ++k) {
-                       if constexpr (kCenter) sum.put(d, i + k, part[k].first);
-                       product.put(d, i + k, part[k].second);
-                     }
-                   }
-                   if constexpr (kCenter) sum.add_to(d, count, done == 0, result.sum);
-                   product.add_to(d, count, done == 0, result.product);
-                 }
-               });
+    with_spans<kUsual<Cast> && kDweight>(
+        batch.at, batch.end, rows, slice_length(slice),
+        [&](auto spans, int64_t count, int64_t n) EK_LAMBDA {
+          const auto x = spans.of(call.x), dy = spans.of(call.dy);
+          const int64_t block = block_length(d);
+          LaneSums<Tag> sum, product;
+          for (int64_t done = 0; done < n; done += block) {
+            const int64_t start = slice * kSlice + done;
+            const auto row = [&](int64_t i) EK_LAMBDA -> GradientRow<In, Scalar> {
+              const Scalar mean(d, batch.mean[i]), rstd(d, batch.rstd[i]);
+              if (!spans.exists(i)) return this->no_row(mean, rstd);
+              return {x(i) + start, dy(i) + start, mean, rstd};
+            };
+            for (int64_t i = 0; i < count; i += 2) {
+              const int64_t at = spans.parameters(i) + start;
+              const GradientRow<In, Scalar> pair[2] = {row(i), row(i + 1)};
+              TwoSums<Tag> part[2];
+              reduce_rows<kSilu, kDweight, kDbias, true, kCenter>(
+                  pair, std::min(block, n - done), this->weight() + at, this->bias() + at,
+                  this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
+              for (int k = 0; k < 2; ++k) {
+                if constexpr (kCenter) sum.put(d, i + k, part[k].first);
+                product.put(d, i + k, part[k].second);
+              }
+            }
+            if constexpr (kCenter) sum.add_to(d, count, done == 0, result.sum);
+            product.add_to(d, count, done == 0, result.product);
+          }
+        });
   }
 
   // dx of the same part of a batch.
@@ -313,21 +316,21 @@ struct Rows : Job<In> {
     }
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
       const bool ahead = even_ && n == plan.length && n <= kShortRow;
-      with_spans(batch.at, batch.end, rows, n,
-                 [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
-                   const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
-                   for (int64_t i = 0; i < count; ++i) {
-                     if (!spans.exists(i)) continue;
-                     const int64_t parameter = spans.parameters(i) + start;
-                     if (ahead) fetch(x(i) + count * stride(call.x), length);
-                     if (ahead) fetch(dy(i) + count * stride(call.dy), length);
-                     input_gradient<kSilu, kStream, kCenter>(
-                         x(i) + start, dy(i) + start, dx(i) + start, length,
-                         Scalar(d, batch.mean[i]), Scalar(d, batch.rstd[i]),
-                         Scalar(d, gradient_share[i]), Scalar(d, product_share[i]),
-                         this->weight() + parameter, this->bias() + parameter, cast);
-                   }
-                 });
+      with_spans<kUsual<decltype(cast)>>(
+          batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
+            const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
+            for (int64_t i = 0; i < count; ++i) {
+              if (!spans.exists(i)) continue;
+              const int64_t parameter = spans.parameters(i) + start;
+              if (ahead) fetch(x(i) + count * stride(call.x), length);
+              if (ahead) fetch(dy(i) + count * stride(call.dy), length);
+              input_gradient<kSilu, kStream, kCenter>(
+                  x(i) + start, dy(i) + start, dx(i) + start, length, Scalar(d, batch.mean[i]),
+                  Scalar(d, batch.rstd[i]), Scalar(d, gradient_share[i]),
+                  Scalar(d, product_share[i]), this->weight() + parameter, this->bias() + parameter,
+                  cast);
+            }
+          });
     });
   }
 

@@ -272,8 +272,9 @@ struct Any {
   HWY_INLINE Vec<D> load(D d, int64_t i) const {
     return with(i, [&](auto* at) EK_LAMBDA { return load_as(d, at); });
   }
+  // Tails are not inlined: with all types that would be half of the code.
   template <class D>
-  HWY_INLINE Vec<D> load_tail(D d, int64_t i, size_t count) const {
+  HWY_NOINLINE Vec<D> load_tail(D d, int64_t i, size_t count) const {
     return with(i, [&](auto* at) EK_LAMBDA { return load_tail_as(d, at, count); });
   }
   template <bool kStream, class D>
@@ -282,7 +283,7 @@ struct Any {
          [&](auto* at) EK_LAMBDA { kStream ? stream_as(d, value, at) : store_as(d, value, at); });
   }
   template <class D>
-  HWY_INLINE void store_tail(D d, Vec<D> value, int64_t i, size_t count) const {
+  HWY_NOINLINE void store_tail(D d, Vec<D> value, int64_t i, size_t count) const {
     with(i, [&](auto* at) EK_LAMBDA { store_tail_as(d, value, at, count); });
   }
 };
