@@ -123,11 +123,9 @@ struct Access {
   // The first `count` elements one by one, and zeros.
   static __device__ Raw load_each(const char* at, int count) {
     Raw raw{};
-    if (count <= 0) return raw;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      const T element = reinterpret_cast<const T*>(at)[min(k, count - 1)];
-      if (k < count) raw.at[k] = element;
+      if (k < count) raw.at[k] = reinterpret_cast<const T*>(at)[k];
     }
     return raw;
   }

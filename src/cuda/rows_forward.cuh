@@ -354,12 +354,10 @@ __global__ void __launch_bounds__(
   } else if constexpr (kUsual == Usual::kLayer) {
     finish(X{}, kKnown, kKnown);
   } else {
-    // Rows that are not aligned have a longer way to their parameters, so that this does not count.
-    constexpr bool kCounts = kPlain && kAligned;
     with_type_of<X, Y>(has_weight ? formula.weight.dtype : formula.bias.dtype, [&](auto type) {
-      if (kCounts && has_weight && has_bias) {
+      if (kPlain && has_weight && has_bias) {
         finish(type, kKnown, kKnown);
-      } else if (kCounts && has_weight) {
+      } else if (kPlain && has_weight) {
         finish(type, kKnown, kUnknown);
       } else {
         finish(type, kUnknown, kUnknown);
