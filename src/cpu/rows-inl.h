@@ -96,19 +96,18 @@ struct Rows : Job<In> {
     HWY_INLINE bool exists(int64_t) const { return true; }
   };
 
-  // Calls run(spans, count, n) so that the compiler sees constants where rows are short: then what
+  // Calls run(spans, count, n) so that the compiler sees constants where rows have 64 elements: what
   // surrounds the work on their few vectors counts. kOften: such calls are common enough for it.
   template <bool kOften, class Run>
   HWY_INLINE void with_spans(const Place* at, int64_t end, int64_t count, int64_t n,
                              const Run& run) const {
     // Where types are looked up for every vector it does not count, and float64 is rare.
     constexpr bool kTyped = sizeof(Compute) == sizeof(float) && requires { typename In::Stored; };
-    constexpr int64_t kLanes = hn::MaxLanes(typename Job<In>::Tag());
-    if constexpr (kOften && kTyped) {
-      if (count == kBatch && even_ && plan.groups == 1 && at[kBatch - 1].block < end) {
-        if (n == 4 * kLanes) return run(Even{*this, *at}, kBatch, 4 * kLanes);
-        if (n == 8 * kLanes) return run(Even{*this, *at}, kBatch, 8 * kLanes);
-      }
+    constexpr int64_t kLength = 64;
+    if constexpr (kOften && kTyped && HWY_TARGET != HWY_SCALAR) {
+      if (n == kLength && count == kBatch && even_ && plan.groups == 1 &&
+          at[kBatch - 1].block < end)
+        return run(Even{*this, *at}, kBatch, kLength);
     }
     run(Scattered{*this, at, end}, count, n);
   }
