@@ -138,7 +138,9 @@ void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
     }
     if (accumulate) {
       dweight_[p].magnitude += std::fabs(dz * cast);
-      dweight_[p].error += std::fabs(cast) * e_dz + std::fabs(dz) * e_cast + tiny;
+      // A product may underflow before it is multiplied by rstd, or after.
+      dweight_[p].error +=
+          std::fabs(cast) * e_dz + std::fabs(dz) * e_cast + tiny * std::max(1.0, rstd);
       dbias_[p].magnitude += std::fabs(dz);
       dbias_[p].error += e_dz + tiny;
     }
