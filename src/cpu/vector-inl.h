@@ -272,7 +272,7 @@ struct Any {
   HWY_INLINE Vec<D> load(D d, int64_t i) const {
     return with(i, [&](auto* at) EK_LAMBDA { return load_as(d, at); });
   }
-  // Tails are not inlined: with all types that would be half of the code.
+  // Tails are not inlined: they have code for every type, and little time is spent in them.
   template <class D>
   HWY_NOINLINE Vec<D> load_tail(D d, int64_t i, size_t count) const {
     return with(i, [&](auto* at) EK_LAMBDA { return load_tail_as(d, at, count); });
