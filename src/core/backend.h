@@ -14,7 +14,7 @@ namespace evenkeel {
 
 // A reason or a description: a short sentence without an allocation.
 struct Note {
-  char text[256] = "";
+  char text[384] = "";
 
   template <typename... Args>
   void set(const char* format, Args... args) {

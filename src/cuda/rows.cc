@@ -21,7 +21,7 @@ void describe_rows(const Call& call, Note& note) {
   } else {
     std::snprintf(team, sizeof team, "%d threads a row", tile.team);
   }
-  char held[96];
+  char held[160];
   if (tile.streams()) {
     std::snprintf(held, sizeof held, "rows read again in every pass%s%s",
                   plan.untyped ? ", types looked up at run time: " : "",
