@@ -88,16 +88,16 @@ struct Typed {
   }
 
   template <bool kPlain, bool kAligned, Scope kScope, int kLanes, int kElements,
-            Usual kUsual = Usual::kNone>
+            Usual kUsual = Usual::kNone, bool kAdds = false>
   static Kernel& backward_instance() {
     return kernel<
-        rows_backward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kUsual>>(
+        rows_backward<X, Y, kVector, kScope, kLanes, kElements, kPlain, kAligned, kUsual, kAdds>>(
         "rows_backward", SharedMemory::kRing);
   }
   // Of tiles that backward_usual() gives.
   template <Usual kUsual, size_t kLine = 0>
   static Kernel& usual_backward(const Tile& tile) {
-    if constexpr (kLine < std::size(kBackwardTeams)) {
+    if constexpr (sizeof(X) == 2 && kLine < std::size(kBackwardTeams)) {
       constexpr int kTeam = kBackwardTeams[kLine];
       if constexpr (kTeam >= kBackwardUsualTeam) {
         if (tile.scope == Scope::kWarp && tile.team == kTeam && tile.elements == kBackwardElements)
@@ -108,9 +108,11 @@ struct Typed {
       constexpr int kFew = kBackwardWarpElements[0], kMany = kBackwardWarpElements[1];
       if (tile.elements == kFew)
         return backward_instance<true, true, Scope::kWarp, kWarp, kFew, kUsual>();
-      if (tile.elements == kMany)
-        return backward_instance<true, true, Scope::kWarp, kWarp, kMany, kUsual>();
-      return backward_instance<true, true, Scope::kBlock, kWarp, kBackwardElements, kUsual>();
+      if constexpr (sizeof(X) == 2) {
+        if (tile.scope == Scope::kBlock)
+          return backward_instance<true, true, Scope::kBlock, kWarp, kBackwardElements, kUsual>();
+      }
+      return backward_instance<true, true, Scope::kWarp, kWarp, kMany, kUsual>();
     }
   }
   template <bool kPlain, bool kAligned, size_t kLine = 0>
@@ -126,10 +128,13 @@ struct Typed {
             "rows_backward_streamed");
       if (tile.scope == Scope::kBlock)
         return backward_instance<kPlain, kAligned, Scope::kBlock, kWarp, kBackwardElements>();
-      return tile.elements == kBackwardElements
-                 ? backward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kBackwardElements>()
-                 : backward_instance<kPlain, kAligned, Scope::kCluster, kWarp,
-                                     kBackwardMostElements>();
+      constexpr int kFew = kBackwardElements, kMost = kBackwardMostElements;
+      if (!backward_adds(tile.elements, tile.cluster))
+        return backward_instance<kPlain, kAligned, Scope::kCluster, kWarp, kFew>();
+      return tile.elements == kFew ? backward_instance<kPlain, kAligned, Scope::kCluster, kWarp,
+                                                       kFew, Usual::kNone, true>()
+                                   : backward_instance<kPlain, kAligned, Scope::kCluster, kWarp,
+                                                       kMost, Usual::kNone, true>();
     }
   }
 
@@ -148,10 +153,8 @@ struct Typed {
     if constexpr (std::is_same_v<X, Y>) {
       if (!aligned) return backward<true, false>(tile);
       if (!plain) return backward<false, true>(tile);
-      if constexpr (sizeof(X) == 2) {
-        if (tile.usual == Usual::kRms) return usual_backward<Usual::kRms>(tile);
-        if (tile.usual == Usual::kLayer) return usual_backward<Usual::kLayer>(tile);
-      }
+      if (tile.usual == Usual::kRms) return usual_backward<Usual::kRms>(tile);
+      if (tile.usual == Usual::kLayer) return usual_backward<Usual::kLayer>(tile);
     }
     return backward<true, true>(tile);
   }

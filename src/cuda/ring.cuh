@@ -38,12 +38,12 @@ __device__ inline void wait_for_copies(int pending) {
   }
 }
 
-// A thread's own vectors of kBytes in shared memory, where those of all threads lie side by side.
+// A thread's own vectors of kBytes in shared memory, from `first` on, `pitch` bytes apart; those of
+// neighbouring threads lie side by side.
 template <int kBytes>
 class Drawer {
  public:
-  __device__ Drawer(const char* memory, int thread, int threads)
-      : at_(shared_address(memory) + thread * kBytes), pitch_(threads * kBytes) {
+  __device__ Drawer(const char* first, int pitch) : at_(shared_address(first)), pitch_(pitch) {
     asm volatile("" : "+r"(at_));  // or the compiler would look it up for every use
   }
   // Asynchronously. slot: so many bytes behind. kMayFill: zeros unless `valid`.

@@ -42,7 +42,7 @@ class OwnVectors {
 
 // At the end each team (of a warp, the first) puts its sums into shared memory, as they lie in its
 // threads, and all threads of the block add them up. `memory`: the rings, whose rows have been read.
-template <int W, bool kAligned, int kElements, typename AnyTeam, typename AnyShare>
+template <typename Own, int W, bool kAligned, int kElements, typename AnyTeam, typename AnyShare>
 __device__ inline void write_partials(const BackwardArguments& a, const AnyTeam& team,
                                       const AnyShare& share, char* memory,
                                       float (&dweight)[kElements], float (&dbias)[kElements]) {
@@ -54,7 +54,7 @@ __device__ inline void write_partials(const BackwardArguments& a, const AnyTeam&
   };
   // Piece p of a thread.
   const auto write = [&](const float4& piece, char* partials, int thread, int p) {
-    const int e = p * kFloats, column = (e / W * team.size() + thread) * W + e % W;
+    const int e = p * kFloats, column = Own::first(thread) + e / W * Own::step(team.size()) + e % W;
     if (column >= share.cols) return;
     float* const to =
         reinterpret_cast<float*>(partials) + share.block * a.cols + share.part + column;
@@ -118,9 +118,10 @@ __device__ inline void write_partials(const BackwardArguments& a, const AnyTeam&
 // Rows that are not aligned: D is X, and their last vector may be cut off. Their dx goes through the
 // slot of x, so that it is written in pieces of 16 bytes, unless x is read once more meanwhile.
 //
-// Usual problems: rows fill their teams and have one stride, the ring has kMaxStages.
+// Usual problems: rows fill their teams and have one stride; of half types, the ring has kMaxStages.
+// kAdds: Team's.
 template <typename X, typename D, int W, Scope kScope, int kLanes, int kElements, bool kPlain,
-          bool kAligned, Usual kUsual>
+          bool kAligned, Usual kUsual, bool kAdds>
 __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
     rows_backward(const __grid_constant__ BackwardArguments a) {
 #if __CUDA_ARCH__ < 900
@@ -139,27 +140,31 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
   constexpr bool kAhead = backward_ahead(kScope, kElements);
   // What is read twice is kept in registers if it is small enough beside the sums, and rows of a block
   // that would have to be put together twice.
-  constexpr int kFew = backward_threads(kElements, kScope) < kRingThreads ? 96 : 64;
+  constexpr int kFew = backward_threads(kElements, kScope) == kRingThreads ? 64
+                       : sizeof(X) == 4                                    ? 256
+                                                                           : 96;
   constexpr bool kHolds =
       kScope != Scope::kCluster && (!kAligned || kElements * (sizeof(X) + sizeof(D)) <= kFew);
   extern __shared__ __align__(128) uint4 shared[];
   char* const scratch = reinterpret_cast<char*>(shared);
   char* const rings = scratch + reduce_bytes(kAhead);
   const Formula& formula = a.formula;
-  Team<kScope, kLanes, kScope == Scope::kCluster, false, kAhead> team(scratch, a.team);
+  Team<kScope, kLanes, kScope == Scope::kCluster, false, kAhead, kRingThreads / kWarp, kAdds> team(
+      scratch, a.team);
   team.open();
   const Share<kScope, kLanes> share(team, a.walk, a.rows, a.cols, a.part_cols);
-  const int first = team.thread() * W, step = team.size() * W;
+  using Own = Columns<kScope, kLanes, kElements, W, true>;
+  const int first = Own::first(team.thread()), step = Own::step(team.size());
   const float of_row = formula.share;
   const int part_cols = kKnown ? team.size() * kElements : a.part_cols;
-  const int stages = kKnown ? kMaxStages : a.stages;
+  const int stages = kKnown && backward_knows_stages(sizeof(X)) ? kMaxStages : a.stages;
   const auto x_bytes = static_cast<int>(ring_part(part_cols, sizeof(X), kAligned));
   const int slot_bytes = x_bytes + static_cast<int>(ring_part(part_cols, sizeof(D), kAligned));
   char* const slots = rings + team.index() * stages * slot_bytes;
   Ring ring(slot_bytes, stages);
   // What a thread has of the first slot, if rows are aligned.
-  const Drawer<W * sizeof(X)> x_drawer(slots, team.thread(), team.size());
-  const Drawer<W * sizeof(D)> dy_drawer(slots + x_bytes, team.thread(), team.size());
+  const Drawer<W * sizeof(X)> x_drawer(slots + first * sizeof(X), step * sizeof(X));
+  const Drawer<W * sizeof(D)> dy_drawer(slots + x_bytes + first * sizeof(D), step * sizeof(D));
   const auto inside = [&](int v) { return kKnown || first + v * step < share.cols; };
 
   wait_for_previous_kernel();
@@ -357,7 +362,7 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
       if (!kAligned && a.dx.data != nullptr) team.sync();
     }
   }
-  write_partials<W, kAligned>(a, team, share, rings, dweight, dbias);
+  write_partials<Own, W, kAligned>(a, team, share, rings, dweight, dbias);
 }
 
 }  // namespace evenkeel::cuda

@@ -113,7 +113,9 @@ __global__ void __launch_bounds__(
   const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
   auto end = static_cast<int>(a.cols);
   if constexpr (kScope == Scope::kCluster) end = min(end, part + a.part_cols);
-  const int first = part + team.thread() * W, step = team.size() * W;
+  constexpr bool kTogether = forward_together(kScope, kSize, kFull);
+  using Own = Columns<kScope, kLanes, kElements, W, kTogether>;
+  const int own = Own::first(team.thread()), first = part + own, step = Own::step(team.size());
   // Rows of a team take turns with those of the warp's other teams.
   constexpr int kApart = kScope == Scope::kWarp ? kWarp / kLanes : 1;
   int64_t row = static_cast<int64_t>(team.cluster_index()) * (teams * kRows) + team.index() +
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(
   wait_for_previous_kernel();
 
   char* const slot = slots + team.index() * slot_bytes;
-  const Drawer<W * kSize> drawer(slots, team.thread(), team.size());
+  const Drawer<W * kSize> drawer(slots + own * kSize, step * kSize);
   const Cursor<X> x_at(a.x, row, part);
   const auto inside = [&](int v) { return kFull || first + v * step < end; };
   // The elements of a vector that are in the row.
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(
   };
   typename In::Raw raw[kStays ? 1 : kVectors];
   if constexpr (kStays) {
-    const char* from = x_at.at + (first - part) * kSize;
+    const char* from = x_at.at + own * kSize;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v, from += step * kSize)
       drawer.template copy<true>(v, from, 0, inside(v));
@@ -156,9 +158,20 @@ __global__ void __launch_bounds__(
   } else {
     // Not by way of x_at: then the compiler would load the second vector first, which costs 7 %.
     const char* const from = place(a.x, kSize);
+    const auto load = [&](auto valid) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v)
-      raw[v] = In::template load_if<kHinted>(inside(v), from + away(a.x, v, kSize));
+      for (int v = 0; v < kVectors; ++v)
+        raw[v] = In::template load_if<kHinted>(valid(v), from + away(a.x, v, kSize));
+    };
+    // Of a block's warps all but the last have nothing but columns of the row. Without a condition for
+    // each vector the compiler loads them in order.
+    const int warp_end = Own::first(team.thread() / kWarp * kWarp) + kWarp * kElements;
+    if (kScope == Scope::kBlock && kTogether && warp_end <= end) {
+      load([](int) { return true; });
+      asm volatile("" ::: "memory");  // or it would make one of both ways
+    } else {
+      load(inside);
+    }
   }
   constexpr int kEarly = forward_early(kScope, kVectors / kRows, kUsual);
   typename In::Raw early[kEarly == 0 ? 1 : kEarly];
@@ -173,7 +186,7 @@ __global__ void __launch_bounds__(
     team.sync();
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      raw[v] = In::load_loose(slot + x_at.place() + (first - part + v * step) * kSize, valid(v));
+      raw[v] = In::load_loose(slot + x_at.place() + (own + v * step) * kSize, valid(v));
   }
   // Short rows are unpacked and centered once, and those that are not aligned: they have the registers.
   // For long rows every pass does that anew: to hold the values would take twice the registers.
@@ -290,7 +303,7 @@ __global__ void __launch_bounds__(
     }
   }
   constexpr int kSizeY = sizeof(Y);
-  char* const to = kAligned ? place(a.y, kSizeY) : slot + (first - part) * kSizeY;
+  char* const to = kAligned ? place(a.y, kSizeY) : slot + own * kSizeY;
   if constexpr (!kAligned) team.sync();  // all have read x
   // A block's rows go out together: memory likes neighbours at the same time.
   if constexpr (kFull && kScope == Scope::kWarp) __syncthreads();

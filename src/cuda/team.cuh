@@ -107,11 +107,23 @@ struct Cluster {
   }
 };
 
+// Columns of a thread: vectors of W, a step apart. kTogether: all columns of a warp lie side by side;
+// otherwise the first vectors of all threads do, then the second ones.
+template <Scope kScope, int kLanes, int kElements, int W, bool kTogether>
+struct Columns {
+  static __device__ int first(int thread) {
+    if constexpr (kScope == Scope::kWarp || !kTogether) return thread * W;
+    return thread / kWarp * (kWarp * kElements) + thread % kWarp * W;
+  }
+  static __device__ int step(int team) { return (kTogether ? kLanes : team) * W; }
+};
+
 // kAlone: the block has one team. kForward: places of forward_place(), and parameters that may be found in
 // the first cache (backward, where nothing is, it gains 10 % to empty it). kAhead: in a cluster another
-// sum may begin before one is finished.
+// sum may begin before one is finished. kAdds: a block of a cluster adds up its own values before it
+// sends them.
 template <Scope kScope, int kLanes, bool kAlone, bool kForward = false, bool kAhead = false,
-          int kMaxWarps = kRingThreads / kWarp>
+          int kMaxWarps = kRingThreads / kWarp, bool kAdds = false>
 class Team {
  public:
   // `scratch` is shared memory for the sums (block and cluster): reduce_bytes() in all.
@@ -188,6 +200,7 @@ class Team {
   template <int K, typename C>
   __device__ void begin_sum(C (&values)[K]) {
     butterfly<kScope == Scope::kWarp ? kLanes : kWarp>(values);
+    if constexpr (kAdds) add_own_warps(values);
     if constexpr (kScope != Scope::kWarp) {
       Parts<K, C> mine;
 #pragma unroll
@@ -225,6 +238,7 @@ class Team {
   // Each warp brings the number of its values, their mean, and the sum of their squared distances
   // from it; all threads get mean and sum of squares of the team. share: 1 / all values.
   __device__ void merge(float count, float share, float& mean, float& squares) {
+    static_assert(!kAdds);
     if constexpr (kScope != Scope::kWarp) {
       give(Parts<3, float>{{mean, squares, count}});
       const auto* parts = take<Parts<3, float>>();
@@ -267,16 +281,16 @@ class Team {
       if (lane == 0) parts[index() * warps + warp] = mine;
     } else {
 #if __CUDA_ARCH__ >= 900
-      const int blocks = cluster();
+      const int blocks = cluster(), givers = kAdds ? 1 : warps;
       uint64_t* const barrier = barriers_ + given_ % kPlaces;
       if (threadIdx.x == 0)
-        exchange::expect(barrier, blocks * warps * static_cast<int>(sizeof mine));
+        exchange::expect(barrier, blocks * givers * static_cast<int>(sizeof mine));
       // A lane for each block of the cluster.
-      if (lane < blocks) {
+      if (lane < blocks && warp < givers) {
         constexpr int kValues = sizeof(Part) / sizeof(float);
 #pragma unroll
         for (int k = 0; k < kValues; ++k)
-          exchange::send(mine.value[k], parts[block() * warps + warp].value + k, barrier, lane);
+          exchange::send(mine.value[k], parts[block() * givers + warp].value + k, barrier, lane);
       }
 #endif
     }
@@ -298,6 +312,23 @@ class Team {
     return parts;
   }
 
+  // The first warp's values become sums over all warps of the block.
+  template <int K, typename C>
+  __device__ void add_own_warps(C (&values)[K]) const {
+    const int warps = size_ / kWarp, lane = threadIdx.x % kWarp, warp = thread() / kWarp;
+    auto* const own = place<Parts<K, C>>(given_) + cluster();  // behind what blocks send
+    if (lane == 0) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) own[warp].value[k] = values[k];
+    }
+    sync();
+    if (warp > 0) return;
+    const Parts<K, C> part = own[min(lane, warps - 1)];
+#pragma unroll
+    for (int k = 0; k < K; ++k) values[k] = lane < warps ? part.value[k] : 0;
+    butterfly<kReaders>(values);
+  }
+
   // Lanes that share the reading of what the warps exchanged; a block with rings has 16 warps.
   static constexpr int kReaders = kMaxWarps <= 16 ? 16 : 32;
 
@@ -309,7 +340,7 @@ class Team {
       const Part part = parts[min(lane, warps - 1)];
       if (lane < warps) body(part);
     } else {
-      for (int w = lane; w < warps * cluster(); w += kReaders) body(parts[w]);
+      for (int w = lane; w < (kAdds ? 1 : warps) * cluster(); w += kReaders) body(parts[w]);
     }
     butterfly<kReaders>(sums);
   }

@@ -156,6 +156,12 @@ constexpr bool forward_full(Scope scope, int x_size, int elements, bool large, U
          (usual == Usual::kLayer || (usual == Usual::kRms && (large || x_size * elements < 64)));
 }
 
+// Whether all columns of a warp lie side by side. It gains 1 to 5 %, and loses 1 % where blocks of half
+// types know that rows fill them.
+constexpr bool forward_together(Scope scope, int x_size, bool full) {
+  return scope != Scope::kBlock || x_size == 4 || !full;
+}
+
 // How many of a thread's vectors of the weight are asked for before sums are made: as many as there are
 // registers for. There are none for a bias beside it.
 constexpr int forward_early(Scope scope, int vectors, Usual usual) {
@@ -290,6 +296,12 @@ constexpr bool backward_ahead(Scope scope, int elements) {
   return scope == Scope::kCluster && elements <= kBackwardElements;
 }
 
+// Whether the blocks of a cluster add up their own sums before they send them: fewer messages, for a
+// barrier.
+constexpr bool backward_adds(int elements, int cluster) {
+  return elements > kBackwardElements || cluster == kMaxCluster;
+}
+
 constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool aligned,
                                   const Tile& tile) {
   const int64_t part = part_cols(cols, tile);
@@ -303,15 +315,22 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
          std::max(tile.teams() * tile.stages * slot, sums) + weights;
 }
 
+// Gives a tile the most stages for which there is enough shared memory; false if there is not enough for
+// any.
+constexpr bool backward_fits(int64_t cols, int x_size, int dy_size, bool aligned, const Chip& chip,
+                             Tile& tile) {
+  for (tile.stages = kMaxStages; tile.stages >= kMinStages; --tile.stages) {
+    if (backward_shared(cols, x_size, dy_size, aligned, tile) <= chip.shared_bytes) return true;
+  }
+  return false;
+}
+
 // How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks
-// of a cluster; always with the most stages for which there is enough shared memory.
+// of a cluster.
 constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned,
                              const Chip& chip) {
   const auto fits = [&](Tile& tile) {
-    for (tile.stages = kMaxStages; tile.stages >= kMinStages; --tile.stages) {
-      if (backward_shared(cols, x_size, dy_size, aligned, tile) <= chip.shared_bytes) return true;
-    }
-    return false;
+    return backward_fits(cols, x_size, dy_size, aligned, chip, tile);
   };
   for (int team : kBackwardTeams) {
     if (cols > team * kBackwardElements) continue;
@@ -342,20 +361,25 @@ constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned
   return streamed_tile(cols);
 }
 
-// The tile of a kernel that knows a usual problem, or the same if there is none. (Rings of float32 are
-// shorter.)
+// Whether kernels that know a usual problem know that rings have kMaxStages: those of float32 are shorter.
+constexpr bool backward_knows_stages(int x_size) { return x_size == 2; }
+
+// The tile of a kernel that knows a usual problem, or the same if there is none.
 constexpr Tile backward_usual(Tile tile, int64_t cols, int x_size, const Chip& chip, Usual usual) {
-  if (usual == Usual::kNone || x_size != 2) return tile;
+  if (usual == Usual::kNone) return tile;
+  const bool half = backward_knows_stages(x_size);
   for (int elements : kBackwardWarpElements) {
     if (cols != kWarp * elements) continue;
-    const Tile warp{.team = kWarp,
-                    .elements = elements,
-                    .threads = backward_threads(elements, Scope::kWarp),
-                    .stages = kMaxStages};
-    if (backward_shared(cols, x_size, x_size, true, warp) <= chip.shared_bytes) tile = warp;
+    Tile warp{.team = kWarp,
+              .elements = elements,
+              .threads = backward_threads(elements, Scope::kWarp),
+              .usual = usual};
+    if (backward_fits(cols, x_size, x_size, true, chip, warp) &&
+        (!half || warp.stages == kMaxStages))
+      return warp;
   }
-  // A block with one team gains nothing: 5120 columns lost 5 %.
-  if (!tile.streams() && tile.scope != Scope::kCluster && tile.team >= kBackwardUsualTeam &&
+  // A block with one team gains nothing: 5120 columns lost 5 %. Nor does float32.
+  if (half && !tile.streams() && tile.scope != Scope::kCluster && tile.team >= kBackwardUsualTeam &&
       tile.teams() > 1 && tile.capacity() == cols && tile.stages == kMaxStages)
     tile.usual = usual;
   return tile;

@@ -100,9 +100,9 @@ void for_usual_backward_tiles(const Body& body) {
   }
 }
 
-// A kernel that knows its problem asks for no bounds, and has a ring of that length.
+// A kernel that knows its problem asks for no bounds, and that of half types has a ring of that length.
 TEST(CudaUsualTile, GoingBackwardHoldsJustTheRow) {
-  int known = 0, spread = 0;
+  int known = 0, spread[2] = {};  // float32, half types
   for_usual_backward_tiles([&](const Choice& c, const Tile& general, Usual usual) {
     const Tile& t = c.tile;
     if (t.usual == Usual::kNone) {
@@ -113,7 +113,11 @@ TEST(CudaUsualTile, GoingBackwardHoldsJustTheRow) {
     EXPECT_EQ(t.usual, usual);
     EXPECT_NE(t.scope, Scope::kCluster);
     EXPECT_EQ(t.capacity(), c.cols);
-    EXPECT_EQ(t.stages, kMaxStages);
+    if (backward_knows_stages(c.kind.x_size())) {
+      EXPECT_EQ(t.stages, kMaxStages);
+    } else {
+      EXPECT_GE(t.stages, kMinStages);
+    }
     EXPECT_GT(t.teams(), 1);
     EXPECT_EQ(t.threads % t.team, 0);
     EXPECT_LE(t.threads, backward_threads(t.elements, t.scope));
@@ -122,15 +126,16 @@ TEST(CudaUsualTile, GoingBackwardHoldsJustTheRow) {
     EXPECT_GE(shared, bytes_touched(c));
     if (t.elements == kBackwardElements) {
       EXPECT_EQ(t.team, general.team);
+      EXPECT_EQ(c.kind.x_size(), 2);
       return;
     }
-    ++spread;
+    ++spread[c.kind.x_size() == 2];
     EXPECT_EQ(t.scope, Scope::kWarp);
     EXPECT_EQ(t.team, kWarp);
-    EXPECT_EQ(c.kind.x_size(), 2);
   });
   EXPECT_GT(known, 0);
-  EXPECT_GT(spread, 0);
+  EXPECT_GT(spread[0], 0);
+  EXPECT_GT(spread[1], 0);
 }
 
 // --- Plans
@@ -207,7 +212,10 @@ TEST(CudaUsualPlan, GoingBackward) {
       for (const int64_t cols : {64, 136, 640, 760, 5120, 8192, 12288, 65536})
         EXPECT_EQ(known(make(x, cols, rms)), Usual::kNone) << cols;
     }
-    EXPECT_EQ(known(make(Dtype::kF32, 1024, rms)), Usual::kNone);
+    for (const int64_t cols : {768, 1024})
+      EXPECT_EQ(known(make(Dtype::kF32, cols, rms)), usual) << cols;
+    for (const int64_t cols : {512, 1536, 4096})
+      EXPECT_EQ(known(make(Dtype::kF32, cols, rms)), Usual::kNone) << cols;
     const auto but = [&](auto change) {
       Call call = make(Dtype::kBF16, 4096, rms);
       change(call);
