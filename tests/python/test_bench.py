@@ -351,16 +351,25 @@ def test_sets_exceed_the_caches_and_keep_the_layout():
     assert not torch.equal(sets[0].x, sets[1].x)
 
 
-def test_graphs_time_all_sets_and_name_failures(monkeypatch):
-    monkeypatch.setattr(timing, "graph_time", lambda calls, timings: float(sum(c() for c in calls)))
-    failures = {}
+def test_graphs_take_turns_and_name_failures(monkeypatch):
+    order, failures = [], {}
+
+    class Fake:
+        def __init__(self, calls):
+            self.name, self.found = calls[0](), [5.0, 1.0, 2.0]
+
+        def time(self):
+            order.append(self.name)
+            return self.found.pop()
 
     def broken():
         raise RuntimeError("lost")
 
-    prepared = {"a": lambda: [lambda: 1, lambda: 2], "b": broken}
+    monkeypatch.setattr(timing, "Graph", Fake)
+    prepared = {"a": lambda: [lambda: "a"], "b": broken, "c": lambda: [lambda: "c"]}
     times = timing.times_by_graphs(prepared, timing.QUICK, failures.__setitem__)
-    assert times == {"a": 3.0}
+    assert times == {"a": 2.0, "c": 2.0}
+    assert order == ["a", "c"] * timing.QUICK.timings
     assert str(failures["b"]) == "lost"
 
 

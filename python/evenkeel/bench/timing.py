@@ -1,7 +1,8 @@
 """How long calls take.
 
 GPU: each line has so many independent input sets that no cache holds them. One captured CUDA graph runs
-them all and keeps every output; the time is that of its replays by CUDA events / the number of sets.
+them all and keeps every output; the time is that of its replays by CUDA events / the number of sets. The
+graphs of all contenders take turns: a chip that gets warm slows all of them.
 CPU: one set, freed pages stay with the process, the contenders take turns (measure.py).
 The ceiling is taken the same way on tensors of the same size: a copy for forward, x + dy for backward.
 All inputs require gradients, so forward is that of a training step.
@@ -52,38 +53,44 @@ class Result(typing.NamedTuple):
         return self.line.gb_per_s(self.pass_, time_)
 
 
-def graph_time(calls, timings):
-    """Microseconds of one call, from replays of a graph of all of them."""
-    for _ in range(WARM_CALLS):
-        kept = [call() for call in calls]
-    del kept
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        kept = [call() for call in calls]
-    for _ in range(WARM_REPLAYS):
-        graph.replay()
-    milliseconds = []
-    for _ in range(timings):
+class Graph:
+    """Calls that were captured, and their outputs, whose memory no other call may get."""
+
+    def __init__(self, calls):
+        self.count = len(calls)
+        for _ in range(WARM_CALLS):
+            self.kept = [call() for call in calls]
+        del self.kept
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+            self.kept = [call() for call in calls]
+        for _ in range(WARM_REPLAYS):
+            self.graph.replay()
+
+    def time(self):
+        """Microseconds of one call, from a few replays."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.graph.replay()  # whatever ran before leaves the caches
         begin.record()
         for _ in range(REPLAYS):
-            graph.replay()
+            self.graph.replay()
         end.record()
         end.synchronize()
-        milliseconds.append(begin.elapsed_time(end))
-    del kept  # until here no output's memory could be given to another
-    return statistics.median(milliseconds) * 1e3 / (REPLAYS * len(calls))
+        return begin.elapsed_time(end) * 1e3 / (REPLAYS * self.count)
 
 
 def times_by_graphs(prepared, effort, fail):
-    """One contender after the other, so that only one holds memory."""
-    times = {}
+    graphs = {}
     for name, prepare in prepared.items():
         try:
-            times[name] = graph_time(prepare(), effort.timings)
+            graphs[name] = Graph(prepare())
         except Exception as error:
             fail(name, error)
-    return times
+    times = {name: [] for name in graphs}
+    for _ in range(effort.timings):
+        for name, graph in graphs.items():
+            times[name].append(graph.time())
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def times_in_rounds(prepared, effort, fail):
