@@ -158,10 +158,10 @@ __global__ void __launch_bounds__(
   } else {
     // Not by way of x_at: then the compiler would load the second vector first, which costs 7 %.
     const char* const from = place(a.x, kSize);
-    const auto load = [&](auto valid) {
+    const auto load = [&](auto wanted) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
-        raw[v] = In::template load_if<kHinted>(valid(v), from + away(a.x, v, kSize));
+        raw[v] = In::template load_if<kHinted>(wanted(v), from + away(a.x, v, kSize));
     };
     // Of a block's warps all but the last have nothing but columns of the row. Without a condition for
     // each vector the compiler loads them in order.
