@@ -144,6 +144,12 @@ static_assert(reduce_bytes(false) % kSlotAlignment == 0 &&
                   reduce_bytes(false, 1) % kSlotAlignment == 0,
               "the first slot comes after the sums");
 
+// Blocks that add up their own sums first: two sums of every block of the cluster, and of every warp.
+static_assert((kMaxCluster + kRingThreads / kWarp) * 2 * int{sizeof(float)} <= kMostPlaceBytes);
+// Threads with many elements have no other kernel.
+static_assert(backward_adds(kBackwardMostElements, 2) && backward_adds(kBackwardMostElements, 8));
+static_assert(backward_adds(kBackwardElements, 16) && !backward_adds(kBackwardElements, 8));
+
 TEST(CudaTile, FitsIntoSharedMemoryWithAsManyRowsAsPossible) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
     if (c.tile.streams()) return nullptr;
