@@ -367,9 +367,9 @@ def test_graphs_take_turns_and_name_failures(monkeypatch):
 
     monkeypatch.setattr(timing, "Graph", Fake)
     prepared = {"a": lambda: [lambda: "a"], "b": broken, "c": lambda: [lambda: "c"]}
-    times = timing.times_by_graphs(prepared, timing.QUICK, failures.__setitem__)
+    times = timing.times_by_graphs(prepared, timing.Effort(3, 0), failures.__setitem__)
     assert times == {"a": 2.0, "c": 2.0}
-    assert order == ["a", "c"] * timing.QUICK.timings
+    assert order == ["a", "c"] * 3
     assert str(failures["b"]) == "lost"
 
 
