@@ -71,6 +71,7 @@ struct ForwardArguments {
   Dtype stats;
   int64_t rows, cols;
   int part_cols;  // of a block; not where rows are streamed
+  int64_t ahead;  // bytes, to the part of x that a block fetches for another one; 0: it does not
 };
 
 struct BackwardArguments {

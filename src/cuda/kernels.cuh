@@ -51,9 +51,11 @@ struct Typed {
           return usual_instance<kUsual, Scope::kWarp, kForwardSpread, kVector>();
         if (tile.scope == Scope::kCluster)
           return usual_instance<kUsual, Scope::kCluster, kWarp, kMost>();
-        if (tile.elements < kFew) return usual_instance<kUsual, Scope::kBlock, kWarp, kFew / 2>();
         if (tile.team > kForwardSmallBlock)
           return usual_instance<kUsual, Scope::kBlock, kWarp, kFew, true>();
+      }
+      if constexpr (sizeof(X) == 2) {
+        if (tile.elements < kFew) return usual_instance<kUsual, Scope::kBlock, kWarp, kFew / 2>();
       }
       return usual_instance<kUsual, Scope::kBlock, kWarp, kFew>();
     }

@@ -106,6 +106,10 @@ void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
   if (ceil_div(rows, plan.tile.block_rows()) > kMostBlocks) plan.tile = streamed_tile(call.width);
   plan.groups = std::min(ceil_div(rows, plan.tile.block_rows()), kMostBlocks);
   plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile);
+  // Several rows of a block are fetched as one piece.
+  const bool dense = call.x.row_stride == call.width || plan.tile.block_rows() == 1;
+  if (is_even(call, call.x) && dense)
+    plan.ahead = forward_ahead(rows, call.width, x_size, plan.tile);
 }
 
 void plan_backward(const Call& call, const Chip& chip, Plan& plan) {

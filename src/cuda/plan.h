@@ -20,6 +20,7 @@ struct Plan {
   Tile tile;
   int64_t groups = 0;    // blocks of the main kernel, or clusters
   int64_t shared = 0;    // its dynamic shared memory in bytes
+  int64_t ahead = 0;     // forward: rows, to those that blocks fetch for others; 0: they do not
   int64_t partials = 0;  // backward: rows of partial sums, for each of dweight and dbias
   int64_t dbias_at = 0;  // where those of dbias begin in the workspace
   int64_t workspace = 0;

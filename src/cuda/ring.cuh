@@ -26,6 +26,17 @@ __device__ inline void copy_async_if(bool valid, uint32_t to, const void* from) 
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Into the second cache, unless they lie behind `end`.
+__device__ inline void fetch_ahead(const char* from, int bytes, const char* end) {
+#if __CUDA_ARCH__ >= 900
+  const int place = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
+  from -= place;
+  bytes = (place + bytes + 15) / 16 * 16;
+  if (from + bytes <= end)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+#endif
+}
+
 // Until at most `pending` of this thread's committed groups are left.
 __device__ inline void wait_for_copies(int pending) {
   static_assert(kMaxStages == 4);

@@ -30,16 +30,19 @@ void describe_rows(const Call& call, Note& note) {
     std::snprintf(held, sizeof held, "%d elements a thread%s", tile.elements,
                   tile.usual == Usual::kNone ? "" : ", parameters of x's type");
   }
-  char ring[64] = "";
-  if (tile.stages > 0) {
-    std::snprintf(ring, sizeof ring, ", ring of %d rows, %lld partial sums", tile.stages,
+  char later[64] = "";
+  if (plan.ahead > 0) {
+    std::snprintf(later, sizeof later, ", rows fetched %lld ahead",
+                  static_cast<long long>(plan.ahead));
+  } else if (tile.stages > 0) {
+    std::snprintf(later, sizeof later, ", ring of %d rows, %lld partial sums", tile.stages,
                   static_cast<long long>(plan.partials));
   }
   const char* loads = plan.aligned     ? "16-byte loads"
                       : tile.streams() ? "single loads"
                                        : "16-byte loads, put in place in shared memory";
   note.set("%s, %s, %s, blocks of %d threads%s, arithmetic in %s", team, held, loads, tile.threads,
-           ring, name_of(call.compute));
+           later, name_of(call.compute));
 }
 
 size_t rows_workspace(const Call& call) {
@@ -89,7 +92,8 @@ ek_status forward(const Call& call, const Plan& plan) {
                              .stats = call.stats,
                              .rows = call.statistics(),
                              .cols = call.width,
-                             .part_cols = part_of(call, plan.tile)};
+                             .part_cols = part_of(call, plan.tile),
+                             .ahead = plan.ahead * call.x.row_stride * size_of(call.x.dtype)};
   if (arguments.rows == 0) return EK_OK;
   Kernel& kernel = kernels_for(call, plan).forward(plan.plain, plan.aligned, plan.tile);
   return launch(call,

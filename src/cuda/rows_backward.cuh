@@ -193,6 +193,11 @@ __global__ void __launch_bounds__(backward_threads(kElements, kScope), 1)
       copy_row(next_x, a.x, share.cols, slots + slot, team.thread(), team.size());
       copy_row(next_dy, a.dy, share.cols, slots + slot + x_bytes, team.thread(), team.size());
     }
+    // The ring has room for one row on its way: the next one comes as far as the second cache.
+    if (kScope == Scope::kCluster && !kAhead && even && first == 0) {
+      fetch_ahead(next_x.at + a.x_step.bytes, share.cols * static_cast<int>(sizeof(X)), a.x.end);
+      fetch_ahead(next_dy.at + a.dy_step.bytes, share.cols * static_cast<int>(sizeof(D)), a.dy.end);
+    }
     const bool wraps = !even && next_walk.move(a.walk);
     next_x.move(a.x_step, wraps);
     next_dy.move(a.dy_step, wraps);

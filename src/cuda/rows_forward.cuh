@@ -108,7 +108,9 @@ __global__ void __launch_bounds__(
   const int slot_bytes = forward_slot(kScope, blockDim.x, kElements, a.part_cols, kSize, kAligned);
   const int teams =
       kScope == Scope::kWarp ? forward_warp_threads(sizeof(X), kElements) / kLanes : 1;
-  Team<kScope, kLanes, kScope != Scope::kWarp, true> team(slots + teams * slot_bytes, blockDim.x);
+  constexpr bool kAdds = kRms && kScope == Scope::kCluster;
+  Team<kScope, kLanes, kScope != Scope::kWarp, true, false, kForwardBlockThreads / kWarp, kAdds>
+      team(slots + teams * slot_bytes, blockDim.x);
   team.open();
   const int part = kScope == Scope::kCluster ? team.block() * a.part_cols : 0;
   auto end = static_cast<int>(a.cols);
@@ -173,6 +175,12 @@ __global__ void __launch_bounds__(
       load(inside);
     }
   }
+  if (!kHinted && threadIdx.x == 0 && a.ahead != 0) {
+    const int64_t block_row = static_cast<int64_t>(team.cluster_index()) * (teams * kRows);
+    const int cols = kScope == Scope::kWarp ? teams * kRows * end : end - part;
+    fetch_ahead(a.x.data + (block_row * a.x.row_stride + part) * kSize + a.ahead, cols * kSize,
+                a.x.end);
+  }
   constexpr int kEarly = forward_early(kScope, kVectors / kRows, kUsual);
   typename In::Raw early[kEarly == 0 ? 1 : kEarly];
   if constexpr (kEarly > 0) {
@@ -231,7 +239,23 @@ __global__ void __launch_bounds__(
 
   // Each warp centers its own values; the rest of the way to the row's mean is `shift`.
   float center = 0, mean = 0, shift = 0, squares[kRows] = {};
-  if (kUsual == Usual::kLayer || (!kRms && formula.centers)) {
+  const auto sum_squares = [&] {
+    if constexpr (kRows == 1) {
+      squares[0] = sum_over(0, square);
+    } else {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float x[W];
+        values(v, 0, x);
+        squares[v] = square(x);
+      }
+    }
+    team.begin();
+    team.sum(squares);
+  };
+  if constexpr (kRms) {
+    sum_squares();
+  } else if (kUsual == Usual::kLayer || formula.centers) {
     const float sum = sum_over(0, [](const float(&x)[W]) { return sum_of(x); });
     int elements = 0;
 #pragma unroll
@@ -251,18 +275,7 @@ __global__ void __launch_bounds__(
     team.merge(count, formula.share, mean, squares[0]);
     shift = center - mean;
   } else {
-    if constexpr (kRows == 1) {
-      squares[0] = sum_over(0, square);
-    } else {
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        float x[W];
-        values(v, 0, x);
-        squares[v] = square(x);
-      }
-    }
-    team.begin();
-    team.sum(squares);
+    sum_squares();
   }
   if constexpr (!kHolds) In::forget(raw);
   float variance = squares[0] * static_cast<float>(formula.share);

@@ -174,8 +174,8 @@ constexpr int forward_threads(Scope scope, int team, int x_size, int elements, b
                               bool large, Usual usual) {
   const int bytes = elements * x_size;
   if (!aligned) return 1024;
-  if (usual == Usual::kRms && scope == Scope::kBlock)
-    return bytes < 64 ? 1536 : large ? 1152 : 1024;
+  if (usual != Usual::kNone && scope == Scope::kBlock && bytes < 64) return 1536;
+  if (usual == Usual::kRms && scope == Scope::kBlock) return large ? 1152 : 1024;
   if (usual == Usual::kRms && scope == Scope::kWarp) return 1024;
   if (usual == Usual::kLayer && scope == Scope::kWarp)
     return bytes < 64 ? 1280 : team < kWarp ? 768 : 1024;
@@ -193,6 +193,17 @@ inline constexpr int kForwardParameters = 64;
 // holds much, and loses up to 7 % elsewhere.
 constexpr bool forward_hints(Scope scope, int x_size, int elements) {
   return scope == Scope::kWarp && x_size * elements >= 128;
+}
+
+// A block also brings rows into the second cache, for a later one: so many bytes further on (half as much
+// and half more are as good). Where nearly all blocks run at once there is no later one.
+inline constexpr int64_t kForwardAhead = int64_t{4} << 20;
+constexpr int64_t forward_ahead(int64_t rows, int64_t cols, int x_size, const Tile& tile) {
+  const int64_t row_bytes = cols * x_size;
+  if (tile.streams() || forward_hints(tile.scope, x_size, tile.elements) ||
+      rows * row_bytes < 4 * kForwardAhead)
+    return 0;
+  return std::max<int64_t>(kForwardAhead / row_bytes, 1);
 }
 
 // Shared memory: of a team's part of a row, and of a block.
@@ -257,9 +268,12 @@ constexpr Tile forward_usual(Tile tile, int64_t rows, int64_t cols, int x_size, 
     if (rows % (tile.teams() * (few / 8)) == 0) tile.elements = few, tile.rows = few / 8;
     return tile;
   }
-  // RMS norm needs fewer registers than layer norm, so blocks may have twice the threads.
-  if (rms && half && tile.scope == Scope::kBlock && cols % (few / 2 * kWarp) == 0 &&
-      cols / (few / 2) <= kForwardSmallBlock) {
+  // Blocks with more threads of fewer elements, instead of long rows of a warp, and, as RMS norm needs
+  // fewer registers than layer norm, instead of its small blocks.
+  const int most_threads = rms ? kForwardSmallBlock : kForwardSmallBlock / 2;
+  if (usual != Usual::kNone && half && cols > kWarp * few && cols % (few / 2 * kWarp) == 0 &&
+      cols / (few / 2) <= most_threads) {
+    tile.scope = Scope::kBlock;
     tile.elements = few / 2;
     tile.team = tile.threads = static_cast<int>(cols / tile.elements);
   }

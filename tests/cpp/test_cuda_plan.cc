@@ -66,6 +66,47 @@ TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
   });
 }
 
+// Rows that blocks fetch for others lie within the second cache's share for them, one at least.
+TEST(CudaPlan, FetchesAFewMegabytesAhead) {
+  int64_t fetching = 0;
+  for_plans([&](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
+    if (plan.ahead == 0) return;
+    ++fetching;
+    EXPECT_EQ(c.kind.pass, Pass::kForward);
+    EXPECT_FALSE(plan.tile.streams());
+    const int64_t row = c.cols * c.kind.x_size();
+    EXPECT_GE(rows * row, 4 * kForwardAhead);
+    if (plan.ahead > 1) {
+      EXPECT_LE(plan.ahead * row, kForwardAhead);
+    }
+    EXPECT_GT((plan.ahead + 1) * row, kForwardAhead);
+  });
+  EXPECT_GT(fetching, 0);
+}
+
+// What a block fetches is one piece, at one distance from its own rows.
+TEST(CudaPlan, FetchesOnlyWhatLiesAtOneDistance) {
+  const auto ahead = [](int64_t rows, int64_t cols, auto change) {
+    Call call = make_call(Pass::kForward, rows, cols, Dtype::kBF16, Dtype::kBF16);
+    change(call);
+    return make_plan(call, kH200.chip).ahead;
+  };
+  const auto nothing = [](Call&) {};
+  const auto gaps = [](Call& call) { call.x.row_stride += 8; };
+  const auto blocks = [](Call& call) {
+    call.outer = call.inner / 2, call.inner = 2;
+    call.x.outer_stride = 3 * call.x.row_stride;
+  };
+  EXPECT_EQ(ahead(8192, 4096, nothing), 512);
+  EXPECT_EQ(ahead(8192, 4096, gaps), 512);
+  EXPECT_EQ(ahead(8192, 4096, blocks), 0);
+  EXPECT_EQ(ahead(1 << 18, 256, nothing), 8192);
+  EXPECT_EQ(ahead(1 << 18, 256, gaps), 0);
+  EXPECT_EQ(ahead(64, 1 << 18, nothing), 8);
+  EXPECT_EQ(ahead(2047, 4096, nothing), 0);
+  EXPECT_EQ(ahead(2048, 4096, nothing), 512);
+}
+
 // Blocks stay until all rows are done going backward; otherwise each team has one row.
 bool is_persistent(const Plan& plan, Pass pass) {
   return pass == Pass::kBackward && !plan.tile.streams();

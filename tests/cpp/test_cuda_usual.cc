@@ -79,6 +79,25 @@ TEST(CudaUsualTile, SplitsARowTheSameWayWhateverTheNumberOfRows) {
   });
 }
 
+// Rows of 1536 and 2048 would be a warp's, with loads that say that they pass by; layer norm has no
+// registers for more.
+TEST(CudaUsualTile, LongRowsOfAWarpAreABlocks) {
+  const auto tile = [](int64_t cols, int x_size, Usual usual) {
+    return forward_usual(forward_tile(cols, x_size, kH200.chip), 4096, cols, x_size, usual);
+  };
+  for (const Usual usual : {Usual::kRms, Usual::kLayer}) {
+    for (const int64_t cols : {1536, 2048}) {
+      EXPECT_EQ(tile(cols, 2, usual).scope, Scope::kBlock);
+      EXPECT_EQ(tile(cols, 2, usual).team, cols / 16);
+    }
+    EXPECT_EQ(tile(2040, 2, usual).scope, Scope::kWarp);
+    EXPECT_EQ(tile(1024, 2, usual).scope, Scope::kWarp);
+    EXPECT_EQ(tile(1024, 4, usual).scope, Scope::kWarp);
+  }
+  EXPECT_EQ(tile(4096, 2, Usual::kRms).team, 256);
+  EXPECT_EQ(tile(4096, 2, Usual::kLayer).team, 128);
+}
+
 // --- Backward tiles
 
 // Calls body(kind, columns, general tile, usual tile) for all lengths that a block holds.
@@ -154,13 +173,13 @@ TEST(CudaUsualPlan, GoingForward) {
     return call;
   };
   for (const Dtype x : {Dtype::kF16, Dtype::kBF16}) {
-    for (const int64_t cols : {64, 128, 1024, 2560, 4096, 5000, 8192, 12288, 65536, 500000})
+    for (const int64_t cols : {64, 128, 1024, 2048, 2560, 4096, 5000, 8192, 12288, 65536, 500000})
       EXPECT_EQ(known(make(x, cols, true)), Usual::kRms) << cols;
-    for (const int64_t cols : {72, 2048, 12000, 16384, 1 << 24})
+    for (const int64_t cols : {72, 2040, 12000, 16384, 1 << 24})
       EXPECT_EQ(known(make(x, cols, true)), Usual::kNone) << cols;
-    for (const int64_t cols : {64, 1024, 4096, 5120, 8192})
+    for (const int64_t cols : {64, 1024, 2048, 4096, 5120, 8192})
       EXPECT_EQ(known(make(x, cols, false)), Usual::kLayer) << cols;
-    for (const int64_t cols : {72, 768, 2048, 5000, 12288, 65536})
+    for (const int64_t cols : {72, 768, 2040, 5000, 12288, 65536})
       EXPECT_EQ(known(make(x, cols, false)), Usual::kNone) << cols;
   }
   EXPECT_EQ(known(make(Dtype::kF32, 4096, false)), Usual::kLayer);

@@ -351,12 +351,13 @@ def test_sets_exceed_the_caches_and_keep_the_layout():
     assert not torch.equal(sets[0].x, sets[1].x)
 
 
-def test_graphs_take_turns_and_name_failures(monkeypatch):
-    order, failures = [], {}
+def test_graphs_take_turns_in_one_memory_and_name_failures(monkeypatch):
+    order, pools, failures = [], [], {}
 
     class Fake:
-        def __init__(self, calls):
+        def __init__(self, calls, pool):
             self.name, self.found = calls[0](), [5.0, 1.0, 2.0]
+            pools.append(pool)
 
         def time(self):
             order.append(self.name)
@@ -366,10 +367,12 @@ def test_graphs_take_turns_and_name_failures(monkeypatch):
         raise RuntimeError("lost")
 
     monkeypatch.setattr(timing, "Graph", Fake)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     prepared = {"a": lambda: [lambda: "a"], "b": broken, "c": lambda: [lambda: "c"]}
     times = timing.times_by_graphs(prepared, timing.Effort(3, 0), failures.__setitem__)
     assert times == {"a": 2.0, "c": 2.0}
     assert order == ["a", "c"] * 3
+    assert len(pools) == 2 and pools[0] is pools[1]
     assert str(failures["b"]) == "lost"
 
 
