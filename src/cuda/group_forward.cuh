@@ -46,6 +46,25 @@ struct alignas(16) Moments {
   }
 };
 
+// Some values, and a center near them: their mean without the least and the greatest, because one that
+// lies far out would take the center with it.
+template <typename C>
+struct Sample {
+  C sum = 0, least = 0, most = 0;
+  int count = 0;
+
+  __device__ void add(C x) {
+    least = count == 0 ? x : min(least, x);
+    most = count == 0 ? x : max(most, x);
+    sum += x;
+    ++count;
+  }
+  __device__ C center() const {
+    if (count < 3) return ratio(sum, static_cast<C>(max(count, 1)));
+    return ratio(sum - least - most, static_cast<C>(count - 2));
+  }
+};
+
 // kWhole: a thread's channels are all of one group.
 template <typename X, typename Y, typename C, int W, bool kLast, bool kKeeps, bool kWhole>
 struct GroupForward {
@@ -78,8 +97,7 @@ struct GroupForward {
 
   __device__ void load(int first, int last) { held.load(a.x, first, last); }
 
-  // Channels last, centers are means of some values, which are read on their own while the chunk is on
-  // its way. One alone would be a bad center if it lies far out.
+  // Channels last, the values of samples are read on their own while the chunk is on its way.
   using One = Access<X, 1, C>;
   static constexpr int kPixels = 8;
   struct Numbers {
@@ -106,16 +124,16 @@ struct GroupForward {
   __device__ C answer(int number, const Numbers& numbers) const {
     if (number == kBias) return numbers.asked.parameter(a.formula.bias, C{0});
     if (number == kWeight) return weight_of(a.formula, numbers.asked);
-    C sum = 0;
+    Sample<C> sample;
     if constexpr (kLast) {
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
         C x[1];
         One::unpack(numbers.pixel[i], x);
-        sum += x[0];
+        sample.add(x[0]);
       }
     }
-    return sum * (C{1} / kPixels);
+    return sample.center();
   }
   // Calls body(x) for vectors.
   template <typename Body>
@@ -136,16 +154,15 @@ struct GroupForward {
     } else if constexpr (kLast) {
       table.get(kMean, place.slot, center);
     } else {
-      // The mean of some values of the line's first thread.
+      // Values of the line's first thread.
       constexpr int kFew = W < 8 ? 8 / W : 1;
       const int few = min(kFew, place.count);
-      C sum = 0;
+      Sample<C> sample;
       each(0, few, [&](const C(&x)[W]) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) sum += x[k];
+        for (int k = 0; k < W; ++k) sample.add(x[k]);
       });
-      sum = ratio(sum, static_cast<C>(max(1, few) * W));
-      center[0] = __shfl_sync(0xffffffff, sum, 0, 1 << a.shape.log_lanes);
+      center[0] = __shfl_sync(0xffffffff, sample.center(), 0, 1 << a.shape.log_lanes);
       if (place.pixel == 0) table.at(kMean, place.slot) = center[0];
     }
   }

@@ -26,7 +26,7 @@ __device__ inline void copy_async_if(bool valid, uint32_t to, const void* from) 
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Into the second cache, unless they lie behind `end`.
+// A thread brings them into the second cache, unless they end behind `end`.
 __device__ inline void fetch_ahead(const char* from, int bytes, const char* end) {
 #if __CUDA_ARCH__ >= 900
   const int place = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
