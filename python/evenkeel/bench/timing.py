@@ -81,6 +81,15 @@ class Graph:
         return begin.elapsed_time(end) * 1e3 / (REPLAYS * self.count)
 
 
+def in_turns(count, timers):
+    """The median of `count` results of each timer."""
+    found = {name: [] for name in timers}
+    for _ in range(count):
+        for name, timer in timers.items():
+            found[name].append(timer())
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
 def times_by_graphs(prepared, effort, fail):
     graphs, pool = {}, torch.cuda.graph_pool_handle()
     for name, prepare in prepared.items():
@@ -88,11 +97,7 @@ def times_by_graphs(prepared, effort, fail):
             graphs[name] = Graph(prepare(), pool)
         except Exception as error:
             fail(name, error)
-    times = {name: [] for name in graphs}
-    for _ in range(effort.timings):
-        for name, graph in graphs.items():
-            times[name].append(graph.time())
-    return {name: statistics.median(found) for name, found in times.items()}
+    return in_turns(effort.timings, {name: graph.time for name, graph in graphs.items()})
 
 
 def times_in_rounds(prepared, effort, fail):
@@ -222,10 +227,9 @@ def measure_host(line, passes, names, device, calls=HOST_CALLS):
         except Exception as error:
             failures[name] = error
     for pass_ in passes:
-        repeats = {name: [] for name in norms}
-        for _ in range(HOST_REPEATS):
-            for name, norm in norms.items():
-                call = functools.partial(HOST_PASSES[pass_], norm, s)
-                repeats[name].append(host_time(call, device, calls))
-        times = {name: statistics.median(values) for name, values in repeats.items()}
+        timers = {}
+        for name, norm in norms.items():
+            call = functools.partial(HOST_PASSES[pass_], norm, s)
+            timers[name] = functools.partial(host_time, call, device, calls)
+        times = in_turns(HOST_REPEATS, timers)
         yield result_of(line, pass_, names, times, failures)
