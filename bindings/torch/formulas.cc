@@ -1,6 +1,6 @@
 // The norms and their gradients written out in torch's own operations, which torch can differentiate
-// as often as anybody likes, in reverse and in forward mode. Slower than the kernels, and used only
-// where derivatives of derivatives, or tangents, are asked for.
+// any number of times, in reverse and in forward mode. Slower than the kernels: only for derivatives of
+// derivatives and for tangents.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
@@ -19,6 +19,9 @@ struct Formula {
   std::vector<int64_t> sums;  // over which parameter gradients are summed, of `shape`
   Tensor weight, bias;        // to be multiplied with `shape`; undefined where absent
   Tensor rstd, normalized;    // of x; normalized has `shape`
+
+  template <class Call>
+  explicit Formula(const Call& call) : Formula(call.x, call.weight, call.bias, call.norm) {}
 
   Formula(const Tensor& x, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
           const Norm& n)
@@ -69,7 +72,8 @@ struct Formula {
 
   // In memory as the kernels leave their results.
   Tensor laid_out(const Tensor& result, const Tensor& x) const {
-    if (!norm.is_group_norm() || !channels_last(x)) return result.contiguous();
+    if (!norm.is_group_norm()) return result.contiguous(format_of_rows(x, norm));
+    if (!channels_last(x)) return result.contiguous();
     return result.movedim(1, -1).contiguous().movedim(-1, 1);
   }
 
@@ -82,16 +86,16 @@ struct Formula {
 
 }  // namespace
 
-Tensor formula_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                       const Norm& norm, at::ScalarType out_dtype) {
-  const Formula f(x, weight, bias, norm);
-  const Tensor z = f.before_activation(x);
-  return f.laid_out((norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z).to(out_dtype), x);
+Tensor formula_forward(const ForwardCall& call) {
+  const Formula f(call);
+  const Tensor z = f.before_activation(call.x);
+  const Tensor y = call.norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z;
+  return f.laid_out(y.to(call.out_dtype), call.x);
 }
 
-Gradients formula_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                           const MaybeTensor& bias, const Norm& norm, Wanted wanted) {
-  const Formula f(x, weight, bias, norm);
+Gradients formula_backward(const BackwardCall& call) {
+  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted] = call;
+  const Formula f(call);
   Tensor dz = dy.to(f.compute);
   if (norm.activation == EK_ACTIVATION_SILU) {
     const Tensor z = f.before_activation(x), s = z.sigmoid();

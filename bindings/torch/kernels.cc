@@ -32,6 +32,10 @@ int32_t dtype_of(at::ScalarType type) {
   }
 }
 
+// The address of a tensor's elements. data_ptr() would copy a lazy clone, though it is only read; what is
+// written was made here, and is no such clone.
+void* address_of(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
+
 // A tensor in the form of the ABI, and what must stay alive for it.
 struct Operand {
   Tensor keep;
@@ -39,7 +43,7 @@ struct Operand {
 
   void set(const Tensor& tensor, int64_t row_stride, int64_t outer_stride) {
     keep = tensor;
-    view.data = tensor.data_ptr();
+    view.data = address_of(tensor);
     view.dtype = dtype_of(tensor.scalar_type());
     view.row_stride = row_stride;
     view.outer_stride = outer_stride;
@@ -135,6 +139,13 @@ struct Memory {
   }
   Tensor nothing(at::ScalarType dtype) const { return make({c10::SymInt(0)}, dtype); }
 
+  // Of a row norm.
+  Tensor rows(const Norm& norm, at::ScalarType dtype) const {
+    const at::MemoryFormat format = format_of_rows(like, norm);
+    if (format == at::MemoryFormat::Contiguous) return make(like.sym_sizes(), dtype);
+    return at::empty_symint(like.sym_sizes(), like.options().dtype(dtype), format);
+  }
+
   // Dense, in NCHW or channels-last order.
   Tensor images(bool last, at::ScalarType dtype) const {
     if (!last) return make(like.sym_sizes(), dtype);
@@ -174,18 +185,35 @@ struct Shape {
     }
   }
 
-  Operand operand(const Tensor& tensor, const Norm& norm) const {
-    Operand result;
-    const bool fits = norm.is_group_norm() ? pixels_as_they_lie(tensor, last, result)
-                                           : rows_as_they_lie(tensor, norm.span, problem.cols,
-                                                              problem.inner_rows, result);
-    if (fits) return result;
-    const Memory memory{tensor, true};
-    const Tensor copy = norm.is_group_norm()
-                            ? memory.images(last, tensor.scalar_type())
-                            : memory.make(tensor.sym_sizes(), tensor.scalar_type());
-    copy.copy_(tensor);
-    return operand(copy, norm);
+  // What is read: as it lies, or a copy.
+  Operand source(const Tensor& tensor, const Norm& norm) const {
+    Operand operand = target(tensor, norm);
+    if (!operand.keep.is_same(tensor)) operand.keep.copy_(tensor);
+    return operand;
+  }
+
+  // What is written: the result itself, or memory that finish() copies to it.
+  Operand target(const Tensor& result, const Norm& norm) const {
+    Operand operand;
+    if (!as_it_lies(result, norm, operand)) as_it_lies(dense(result, norm), norm, operand);
+    return operand;
+  }
+
+  static void finish(const Operand& target, const Tensor& result) {
+    if (!target.keep.is_same(result)) result.copy_(target.keep);
+  }
+
+ private:
+  bool as_it_lies(const Tensor& tensor, const Norm& norm, Operand& operand) const {
+    return norm.is_group_norm()
+               ? pixels_as_they_lie(tensor, last, operand)
+               : rows_as_they_lie(tensor, norm.span, problem.cols, problem.inner_rows, operand);
+  }
+
+  Tensor dense(const Tensor& like, const Norm& norm) const {
+    const Memory memory{like, true};
+    return norm.is_group_norm() ? memory.images(last, like.scalar_type())
+                                : memory.make(like.sym_sizes(), like.scalar_type());
   }
 };
 
@@ -197,7 +225,7 @@ struct Parameter {
   explicit Parameter(const MaybeTensor& tensor) {
     if (!given(tensor)) return;
     keep = tensor->contiguous();
-    view.data = keep.data_ptr();
+    view.data = address_of(keep);
     view.dtype = dtype_of(keep.scalar_type());
   }
 };
@@ -238,7 +266,7 @@ struct Execution {
   void reserve(const Tensor& x, size_t bytes) {
     if (bytes == 0) return;
     workspace = Memory{x, true}.make({c10::SymInt(static_cast<int64_t>(bytes))}, at::kByte);
-    execution.workspace = workspace.data_ptr();
+    execution.workspace = address_of(workspace);
     execution.workspace_size = bytes;
   }
 };
@@ -247,17 +275,9 @@ at::ScalarType statistics_dtype(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-}  // namespace
-
-bool channels_last(const Tensor& x) {
-  return x.dim() > 2 && x.sym_size(1) > 1 && x.sym_stride(1) == 1 && !x.is_contiguous();
-}
-
-bool Norm::is_group_norm() const { return op == EK_GROUP_NORM; }
-bool Norm::centers() const { return op != EK_RMS_NORM; }
-
-Result empty_forward(const Tensor& x, const Norm& norm, at::ScalarType out_dtype, bool statistics,
-                     bool real) {
+// The results without values.
+Result empty_results(const ForwardCall& call, bool real) {
+  const auto& [x, weight, bias, norm, out_dtype, statistics] = call;
   const Memory memory{x, real};
   const at::ScalarType type = statistics_dtype(x);
   Result result;
@@ -265,7 +285,7 @@ Result empty_forward(const Tensor& x, const Norm& norm, at::ScalarType out_dtype
     result.y = memory.images(channels_last(x), out_dtype);
     if (statistics) result.rstd = memory.make({x.sym_size(0), c10::SymInt(norm.span)}, type);
   } else {
-    result.y = memory.make(x.sym_sizes(), out_dtype);
+    result.y = memory.rows(norm, out_dtype);
     if (statistics) result.rstd = memory.make(x.sym_sizes().slice(0, x.dim() - norm.span), type);
   }
   if (!statistics) result.rstd = memory.nothing(type);
@@ -274,36 +294,53 @@ Result empty_forward(const Tensor& x, const Norm& norm, at::ScalarType out_dtype
   return result;
 }
 
-Gradients empty_backward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                         const Norm& norm, Wanted wanted, bool real) {
+Gradients empty_gradients(const BackwardCall& call, bool real) {
+  const Tensor& x = call.x;
   const Memory memory{x, real};
   const auto parameter = [&](const MaybeTensor& like, bool want) {
     if (want) return memory.make(like->sym_sizes(), like->scalar_type());
     return memory.nothing(given(like) ? like->scalar_type() : x.scalar_type());
   };
   Gradients result;
-  if (!wanted[0]) {
+  if (!call.wanted[0]) {
     result.dx = memory.nothing(x.scalar_type());
-  } else if (norm.is_group_norm()) {
+  } else if (call.norm.is_group_norm()) {
     result.dx = memory.images(channels_last(x), x.scalar_type());
   } else {
-    result.dx = memory.make(x.sym_sizes(), x.scalar_type());
+    result.dx = memory.rows(call.norm, x.scalar_type());
   }
-  result.dweight = parameter(weight, wanted[1]);
-  result.dbias = parameter(bias, wanted[2]);
+  result.dweight = parameter(call.weight, call.wanted[1]);
+  result.dbias = parameter(call.bias, call.wanted[2]);
   return result;
 }
 
-Result run_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                   const Norm& norm, at::ScalarType out_dtype, bool statistics) {
-  Result result = empty_forward(x, norm, out_dtype, statistics, /*real=*/true);
+}  // namespace
+
+bool channels_last(const Tensor& x) {
+  return x.dim() > 2 && x.sym_size(1) > 1 && x.sym_stride(1) == 1 && !x.is_contiguous();
+}
+
+// As torch has it: its RMS norm keeps channels-last, its layer norm does not.
+at::MemoryFormat format_of_rows(const Tensor& x, const Norm& norm) {
+  return norm.op == EK_RMS_NORM ? x.suggest_memory_format() : at::MemoryFormat::Contiguous;
+}
+
+bool Norm::is_group_norm() const { return op == EK_GROUP_NORM; }
+bool Norm::centers() const { return op != EK_RMS_NORM; }
+
+Result meta_forward(const ForwardCall& call) { return empty_results(call, /*real=*/false); }
+Gradients meta_backward(const BackwardCall& call) { return empty_gradients(call, /*real=*/false); }
+
+Result run_forward(const ForwardCall& call) {
+  const auto& [x, weight, bias, norm, out_dtype, statistics] = call;
+  Result result = empty_results(call, /*real=*/true);
   if (x.numel() == 0) {
     result.mean.zero_();
     result.rstd.zero_();
     return result;
   }
   const Shape shape(x, norm);
-  const Operand from = shape.operand(x, norm), to = shape.operand(result.y, norm);
+  const Operand from = shape.source(x, norm), to = shape.target(result.y, norm);
   const Parameter w(weight), b(bias);
   ek_forward_args args = EK_FORWARD_ARGS_INIT;
   args.x = from.view;
@@ -311,21 +348,21 @@ Result run_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor
   args.weight = w.view;
   args.bias = b.view;
   if (statistics) {
-    if (norm.centers()) args.mean = result.mean.data_ptr();
-    args.rstd = result.rstd.data_ptr();
+    if (norm.centers()) args.mean = address_of(result.mean);
+    args.rstd = address_of(result.rstd);
   }
   Execution run(x);
   size_t bytes = 0;
   check(ek_forward_workspace(&shape.problem, &args, &run.execution, &bytes));
   run.reserve(x, bytes);
   check(ek_forward(&shape.problem, &args, &run.execution));
+  Shape::finish(to, result.y);
   return result;
 }
 
-Gradients run_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                       const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
-                       const Norm& norm, Wanted wanted) {
-  Gradients result = empty_backward(x, weight, bias, norm, wanted, /*real=*/true);
+Gradients run_backward(const BackwardCall& call) {
+  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted] = call;
+  Gradients result = empty_gradients(call, /*real=*/true);
   if (!wanted[0] && !wanted[1] && !wanted[2]) return result;
   if (x.numel() == 0) {
     result.dweight.zero_();
@@ -333,30 +370,31 @@ Gradients run_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& wei
     return result;
   }
   const Shape shape(x, norm, &dy);
-  const Operand from = shape.operand(x, norm), gradient = shape.operand(dy, norm);
+  const Operand from = shape.source(x, norm), gradient = shape.source(dy, norm);
   const Parameter w(weight), b(bias);
   ek_backward_args args = EK_BACKWARD_ARGS_INIT;
   args.x = from.view;
   args.dy = gradient.view;
   args.weight = w.view;
   args.bias = b.view;
-  if (norm.centers()) args.mean = mean.data_ptr();
-  args.rstd = rstd.data_ptr();
+  if (norm.centers()) args.mean = address_of(mean);
+  args.rstd = address_of(rstd);
   Operand to;
   if (wanted[0]) {
-    to = shape.operand(result.dx, norm);
+    to = shape.target(result.dx, norm);
     args.dx = to.view;
   }
-  const auto target = [](const Tensor& tensor) {
-    return ek_vector{tensor.data_ptr(), dtype_of(tensor.scalar_type()), 0};
+  const auto parameter = [](const Tensor& tensor) {
+    return ek_vector{address_of(tensor), dtype_of(tensor.scalar_type()), 0};
   };
-  if (wanted[1]) args.dweight = target(result.dweight);
-  if (wanted[2]) args.dbias = target(result.dbias);
+  if (wanted[1]) args.dweight = parameter(result.dweight);
+  if (wanted[2]) args.dbias = parameter(result.dbias);
   Execution run(x);
   size_t bytes = 0;
   check(ek_backward_workspace(&shape.problem, &args, &run.execution, &bytes));
   run.reserve(x, bytes);
   check(ek_backward(&shape.problem, &args, &run.execution));
+  if (wanted[0]) Shape::finish(to, result.dx);
   return result;
 }
 

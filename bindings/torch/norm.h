@@ -1,8 +1,8 @@
-// What the files of this binding share: the options of a norm, and the functions that are registered
-// as operators.
+// What the files of this binding share: a call of a norm, and the functions that are registered as
+// operators.
 //
 //   ops.cc        the operators' schemas, their checks, autocast
-//   autograd.cc   which of the two ways a call is differentiated
+//   autograd.cc   how a call is differentiated, compiled autograd included
 //   kernels.cc    from torch's tensors to one call of the C ABI, and the shapes of its results
 //   formulas.cc   the same in torch's own operations: for second derivatives and forward mode
 //   module.cc     a short way from Python
@@ -15,9 +15,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
-
-#include <tuple>
 
 namespace evenkeel::torch_binding {
 
@@ -42,42 +39,52 @@ struct Gradients {
 };
 using Wanted = std::array<bool, 3>;  // of Gradients
 
-// kernels.cc
 struct Result {
   Tensor y, mean, rstd;
 };
-Result run_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm&,
-                   at::ScalarType out_dtype, bool statistics);
-Gradients run_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                       const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, const Norm&,
-                       Wanted);
-// The results without values; not real: of meta tensors.
-Result empty_forward(const Tensor& x, const Norm&, at::ScalarType out_dtype, bool statistics,
-                     bool real);
-Gradients empty_backward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                         const Norm&, Wanted, bool real);
+
+// The arguments of the internal operators. The tensors are the caller's.
+struct ForwardCall {
+  const Tensor& x;
+  const MaybeTensor& weight;
+  const MaybeTensor& bias;
+  Norm norm;
+  at::ScalarType out_dtype;
+  bool statistics;  // whether mean and rstd are wanted
+};
+
+struct BackwardCall {
+  const Tensor& dy;
+  const Tensor& x;
+  const MaybeTensor& weight;
+  const MaybeTensor& bias;
+  const Tensor& mean;
+  const Tensor& rstd;
+  Norm norm;
+  Wanted wanted;
+};
+
+// kernels.cc
+Result run_forward(const ForwardCall&);
+Gradients run_backward(const BackwardCall&);
+// The shapes, strides and dtypes of the results: for meta and fake tensors.
+Result meta_forward(const ForwardCall&);
+Gradients meta_backward(const BackwardCall&);
 
 bool channels_last(const Tensor& x);  // (N, C, ...) with adjacent channels
+at::MemoryFormat format_of_rows(const Tensor& x, const Norm&);  // of a row norm's y and dx
 
 // formulas.cc: differentiable to any order, in both modes.
-Tensor formula_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                       const Norm&, at::ScalarType out_dtype);
-Gradients formula_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                           const MaybeTensor& bias, const Norm&, Wanted);
+Tensor formula_forward(const ForwardCall&);
+Gradients formula_backward(const BackwardCall&);
 
 // autograd.cc: below them are the dispatcher's kernels.
-Result differentiable_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                              const Norm&, at::ScalarType out_dtype, bool statistics);
-Gradients differentiable_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                                  const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
-                                  const Norm&, Wanted);
+Result differentiable_forward(const ForwardCall&);
+Gradients differentiable_backward(const BackwardCall&);
 
 // ops.cc: the internal operators, by way of the dispatcher.
-Result call_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                    const Norm&, at::ScalarType out_dtype, bool statistics);
-Gradients call_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                        const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
-                        const Norm&, Wanted);
+Result call_forward(const ForwardCall&);
+Gradients call_backward(const BackwardCall&);
 
 // ops.cc: the public operators, by way of the dispatcher.
 Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,

@@ -32,13 +32,13 @@ using Backward = Three(const Tensor&, const Tensor&, const MaybeTensor&, const M
                        const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t, int64_t,
                        double, Wanted);
 
-// A forward operator of the schema above, made of one with a Norm.
+// A forward operator of the schema above, made of one with a ForwardCall.
 template <auto kRun>
 Three forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t op,
               int64_t span, double eps, int64_t activation, int64_t casting, double weight_offset,
               at::ScalarType out_dtype, bool statistics) {
-  Result r = kRun(x, weight, bias, {op, span, eps, activation, casting, weight_offset}, out_dtype,
-                  statistics);
+  Result r = kRun(ForwardCall{
+      x, weight, bias, {op, span, eps, activation, casting, weight_offset}, out_dtype, statistics});
   return {std::move(r.y), std::move(r.mean), std::move(r.rstd)};
 }
 
@@ -47,20 +47,15 @@ Three backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
                const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, int64_t op,
                int64_t span, double eps, int64_t activation, int64_t casting, double weight_offset,
                Wanted wanted) {
-  Gradients g = kRun(dy, x, weight, bias, mean, rstd,
-                     {op, span, eps, activation, casting, weight_offset}, wanted);
+  Gradients g = kRun(BackwardCall{dy,
+                                  x,
+                                  weight,
+                                  bias,
+                                  mean,
+                                  rstd,
+                                  {op, span, eps, activation, casting, weight_offset},
+                                  wanted});
   return {std::move(g.dx), std::move(g.dweight), std::move(g.dbias)};
-}
-
-Result meta_forward(const Tensor& x, const MaybeTensor&, const MaybeTensor&, const Norm& norm,
-                    at::ScalarType out_dtype, bool statistics) {
-  return empty_forward(x, norm, out_dtype, statistics, /*real=*/false);
-}
-
-Gradients meta_backward(const Tensor&, const Tensor& x, const MaybeTensor& weight,
-                        const MaybeTensor& bias, const Tensor&, const Tensor&, const Norm& norm,
-                        Wanted wanted) {
-  return empty_backward(x, weight, bias, norm, wanted, /*real=*/false);
 }
 
 // ---- checks of the public operators ----
@@ -70,11 +65,16 @@ std::string text(const Parts&... parts) {
   return c10::str("evenkeel: ", parts...);
 }
 
+std::string kind_of(const Tensor& tensor) {
+  if (tensor.is_quantized()) return "quantized";
+  if (tensor.is_nested()) return "nested (layer_norm and rms_norm take the layout torch.jagged)";
+  return c10::str(tensor.layout());
+}
+
 void check_tensor(const char* name, const Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == at::kStrided && !tensor.is_quantized(),
-      text(name, " must be a dense tensor, but is ",
-           tensor.is_quantized() ? "quantized" : c10::str(tensor.layout())));
+      tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
+      text(name, " must be a dense tensor, but is ", kind_of(tensor)));
   const at::ScalarType type = tensor.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(
       type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
@@ -142,7 +142,7 @@ bool is_subclass(const MaybeTensor& tensor) {
 Tensor run(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
            const std::optional<at::ScalarType>& out_dtype) {
   if (is_subclass(x) || is_subclass(weight) || is_subclass(bias)) before_subclass();
-  return call_forward(x, weight, bias, norm, output_of(x, out_dtype), /*statistics=*/false).y;
+  return call_forward({x, weight, bias, norm, output_of(x, out_dtype), /*statistics=*/false}).y;
 }
 
 // ---- the public operators, composed ----
@@ -237,20 +237,21 @@ auto find(const char* name) {
 
 }  // namespace
 
-Result call_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                    const Norm& norm, at::ScalarType out_dtype, bool statistics) {
+Result call_forward(const ForwardCall& call) {
   static const auto op = find<Forward>("evenkeel::forward");
-  auto [y, mean, rstd] = op.call(x, weight, bias, norm.op, norm.span, norm.eps, norm.activation,
-                                 norm.casting, norm.weight_offset, out_dtype, statistics);
+  const Norm& norm = call.norm;
+  auto [y, mean, rstd] =
+      op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
+              norm.casting, norm.weight_offset, call.out_dtype, call.statistics);
   return {std::move(y), std::move(mean), std::move(rstd)};
 }
 
-Gradients call_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
-                        const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd,
-                        const Norm& norm, Wanted wanted) {
+Gradients call_backward(const BackwardCall& call) {
   static const auto op = find<Backward>("evenkeel::backward");
-  auto [dx, dweight, dbias] = op.call(dy, x, weight, bias, mean, rstd, norm.op, norm.span, norm.eps,
-                                      norm.activation, norm.casting, norm.weight_offset, wanted);
+  const Norm& norm = call.norm;
+  auto [dx, dweight, dbias] =
+      op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op, norm.span,
+              norm.eps, norm.activation, norm.casting, norm.weight_offset, call.wanted);
   return {std::move(dx), std::move(dweight), std::move(dbias)};
 }
 
@@ -306,11 +307,14 @@ EVENKEEL_KERNELS(CUDA, run_forward, run_backward)
 EVENKEEL_KERNELS(Meta, meta_forward, meta_backward)
 EVENKEEL_KERNELS(Autograd, differentiable_forward, differentiable_backward)
 
-TORCH_LIBRARY_IMPL(evenkeel, CompositeImplicitAutograd, m) {
-  m.impl("layer_norm", &layer_norm_of_rows);
-  m.impl("rms_norm", &rms_norm_of_rows);
-  m.impl("group_norm", &group_norm_of_images);
-}
+#define EVENKEEL_COMPOSED(key)                   \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {         \
+    m.impl("layer_norm", &layer_norm_of_rows);   \
+    m.impl("rms_norm", &rms_norm_of_rows);       \
+    m.impl("group_norm", &group_norm_of_images); \
+  }
+EVENKEEL_COMPOSED(CompositeImplicitAutograd)
+EVENKEEL_COMPOSED(FuncTorchBatchedDecomposition)  // under vmap
 
 #define EVENKEEL_AUTOCAST(device, key)                                                \
   TORCH_LIBRARY_IMPL(evenkeel, key, m) {                                              \

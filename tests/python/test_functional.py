@@ -467,6 +467,53 @@ def test_contiguous_in_contiguous_out():
     assert result["dx"].is_contiguous()
 
 
+FORMATS = {
+    "contiguous": lambda dtype: random((2, 3, 4, 64), dtype),
+    "channels last": lambda dtype: last(dtype, width=64),
+    "channels last, some lines": lambda dtype: last(dtype, height=6, width=64)[:, :, 1:5],
+    "channels last of volumes": lambda dtype: random((2, 3, 4, 64, 5), dtype).movedim(-1, 1),
+    "transposed heads": lambda dtype: random((2, 3, 4, 64), dtype).transpose(1, 2),
+    "part of a row": lambda dtype: random((2, 3, 4, 80), dtype)[..., :64],
+}
+
+
+@pytest.mark.parametrize("with_weight", [False, True], ids=["plain", "weight"])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("norm", ROW_NORMS)
+def test_layouts_of_row_norms_are_torchs(norm, name, with_weight):
+    """RMS norm keeps channels last, layer norm does not; the values are right either way."""
+    call = around(norm, FORMATS[name](torch.float32))
+    if not with_weight:
+        call = call.replaced(weight=None, bias=None)
+    dy = torch.empty_like(call.torchs()).copy_(random(call.x.shape, seed=9))
+    ours, torchs = check_call(call, dy=dy), with_gradients(Call.torchs, call, dy)
+    for result in ("y", "dx"):
+        assert ours[result].stride() == torchs[result].stride(), result
+
+
+@norms
+def test_lazy_clones_are_read_as_they_are(norm):
+    """A clone that is copied when somebody writes to it or to its original: a norm only reads."""
+    call = ordinary(norm)
+    clones = {name: torch._lazy_clone(tensor) for name, tensor in call.inputs().items()}
+    dy = torch._lazy_clone(random(call.x.shape, seed=9))
+    # Their gradients are wanted, so that both passes read them.
+    for clone in clones.values():
+        clone.requires_grad_()
+    y = call.replaced(**clones).ours()
+    torch.autograd.grad(y, list(clones.values()), dy)
+    for name, tensor in {**call.inputs(), **clones, "dy": dy}.items():
+        assert torch._C._is_cow_tensor(tensor), name
+
+
+def test_a_write_would_be_seen_in_a_lazy_clone():
+    tensor = random((3, 4))
+    clone = torch._lazy_clone(tensor)
+    assert torch._C._is_cow_tensor(clone)
+    clone.add_(1)
+    assert not torch._C._is_cow_tensor(clone)
+
+
 @norms
 def test_negated_view(norm):
     """Its memory holds the negative of its values."""

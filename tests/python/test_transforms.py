@@ -4,6 +4,7 @@ Derivatives of any order and mode, torch.func, torch.compile, export, checkpoint
 tensors, tensor subclasses and modes, saved tensors, copies of models.
 """
 
+import contextlib
 import copy
 import functools
 import io
@@ -24,8 +25,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import evenkeel.torch as ek
 from support import NORMS, Call, check_same, make, oracle, ordinary, random, with_gradients
 
-# torch takes the samples one by one where a norm is under vmap, and says so.
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+# What torch says where it takes the samples of a vmap one by one.
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop:UserWarning")
 
 ROWS, IMAGES = (2, 3, 5), (2, 4, 3, 2)
 DOUBLE = torch.float64
@@ -350,13 +351,53 @@ def test_compiled_model(backend):
             torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_autograd_is_refused():
-    x = random((3, 8)).requires_grad_()
-    with (
-        torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
-        pytest.raises(NotImplementedError, match="EvenkeelNormBackward"),
-    ):
-        ek.layer_norm(x, (8,)).pow(3).sum().backward()
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_autograd(backend):
+    """The whole backward pass is one graph, with the backward operator in it, for all kinds of norms."""
+    torch.compiler.reset()
+    graphs, model, x = [], small_model(), random((4, 6, 8))
+    x.requires_grad_()
+
+    def compiler(graph):
+        graphs.append(graph)
+        return torch.compile(graph, backend=backend)
+
+    def gradients(context):
+        y = model(x)
+        with context:
+            y.pow(2).sum().backward()
+        leaves = [x, *model.parameters()]
+        found = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return found
+
+    expected = gradients(contextlib.nullcontext())
+    for _ in range(2):
+        got = gradients(torch._dynamo.compiled_autograd._enable(compiler))
+        for ours, theirs in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("EvenkeelNormBackward" in name for name in called) == 3
+
+
+def test_compiled_autograd_tells_norms_apart():
+    """A graph is compiled again where an option of the norm or the wanted gradients are others."""
+    torch.compiler.reset()
+    for eps, needs_weight in ((1e-5, True), (1.0, True), (1.0, False)):
+        call = make("layer_norm", (3, 8), (8,), bias=torch.float32)
+        x = call.x.requires_grad_()
+        weight = call.weight.requires_grad_(needs_weight)
+        leaves = [x, weight] if needs_weight else [x]
+        expected = torch.autograd.grad(
+            ek.layer_norm(x, (8,), weight, call.bias, eps).pow(3).sum(), leaves
+        )
+        y = ek.layer_norm(x, (8,), weight, call.bias, eps)
+        x.grad = weight.grad = None
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            y.pow(3).sum().backward()
+        for leaf, reference in zip(leaves, expected, strict=True):
+            assert torch.equal(leaf.grad, reference)
 
 
 def test_export():

@@ -20,10 +20,13 @@ this is the one difference in meaning, and out_dtype=torch.float32 removes it.
 import importlib
 import inspect
 import sys
+import threading
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from evenkeel.torch import batching
 from evenkeel.torch._load import extension
 
 _layer_norm = extension.layer_norm
@@ -32,19 +35,24 @@ _group_norm = extension.group_norm
 _is_compiling = torch.compiler.is_compiling
 
 
-# What has something to tell about the operators, and the module that tells it. Both imports are slow.
+# Parts of torch that are told about the operators when they are first met, and the module that tells
+# them. Both imports are slow.
 _to_tell = {"torch.distributed.tensor": "sharding", "torch._inductor.lowering": "compiling"}
+_telling = threading.RLock()
 
 
 def _before_subclass():
-    """Tells DTensor how norms may be split, and torch.compile when x is needed, as soon as they are there."""
-    for listener in [name for name in _to_tell if name in sys.modules]:
-        importlib.import_module(f"evenkeel.torch.{_to_tell.pop(listener)}").register()
-    if not _to_tell:
-        extension.set_subclass_hook(None)
+    """Tells those parts of torch that have been imported. Returns when all of them know, in every thread."""
+    with _telling:
+        for listener in [name for name in _to_tell if name in sys.modules]:
+            importlib.import_module(f"evenkeel.torch.{_to_tell[listener]}").register()
+            del _to_tell[listener]
+        if not _to_tell:
+            extension.set_subclass_hook(None)
 
 
 extension.set_subclass_hook(_before_subclass)
+batching.register()
 
 
 def layer_norm(
@@ -138,6 +146,8 @@ def group_norm(
 
 def _long_way(function, operator, tensors, arguments, **options):
     """Overridden by a subclass or a mode, traced by torch.compile, or with arguments of other types."""
+    if any(isinstance(tensor, NestedTensor) for tensor in tensors):
+        return _of_jagged(function, tensors, *arguments, **options)
     if has_torch_function_variadic(*tensors):
         return handle_torch_function(function, tensors, *arguments, **options)
     if not _is_compiling():
@@ -146,6 +156,28 @@ def _long_way(function, operator, tensors, arguments, **options):
     if function is not group_norm and isinstance(over, _INTEGER):
         over = [over]
     return operator(x, over, *others, **options)
+
+
+def _of_jagged(function, tensors, x, over, *others, **options):
+    """The norm of a nested tensor: of its values, the rows of all its parts."""
+    for name, tensor in zip(("x", "weight", "bias"), tensors, strict=False):
+        if isinstance(tensor, NestedTensor) and (tensor is not x or function is group_norm):
+            raise NotImplementedError(
+                f"evenkeel: {name} of {function.__name__} must be a dense tensor, but is nested"
+            )
+    ragged, span = x._ragged_idx, 1 if isinstance(over, _INTEGER) else len(over)
+    if ragged >= x.dim() - span:
+        raise ValueError(
+            f"evenkeel: normalized_shape must leave out the ragged dimension {ragged} of x, "
+            f"but has the last {span} of {x.dim()} dimensions: {over}"
+        )
+    if x.lengths() is not None:
+        raise NotImplementedError(
+            "evenkeel: x must be contiguous where it is nested, but its parts have gaps between them"
+        )
+    y = function(x.values(), over, *others, **options)
+    limits = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
+    return torch.nested.nested_tensor_from_jagged(y, x.offsets(), jagged_dim=ragged, **limits)
 
 
 _INTEGER, _NUMBER = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)

@@ -1,0 +1,149 @@
+"""What vmap does with a norm.
+
+The batch of x becomes more rows (of group norm: more samples) of one kernel, since no row's result depends on
+another row. Where parameters are batched, or their gradients are wanted for each element of the batch, kernels do
+the normalization, and torch's own operations do what involves the parameters.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from evenkeel.torch.sharding import GROUP_NORM, RMS_NORM
+
+NO_ACTIVATION = 0  # as the internal operators take it: ek_activation
+
+
+def register():
+    torch.library.register_vmap("evenkeel::forward", _forward)
+    torch.library.register_vmap("evenkeel::backward", _backward)
+
+
+def _forward(info, in_dims, x, weight, bias, op, span, eps, activation, casting, *others):
+    weight_offset, out_dtype, statistics = others
+    batch = _Batch(info.batch_size, op, span, x, in_dims[0])
+    if in_dims[1:3] == (None, None):
+        options = eps, activation, casting, *others
+        y, *saved = _FORWARD(batch.rows, weight, bias, op, span, *options)
+        y = batch.unfold(y)
+    else:
+        epilogue = _Epilogue(batch, weight, bias, in_dims[1:3], activation, weight_offset)
+        normalized, *saved = batch.normalized(eps, casting, epilogue.compute, statistics)
+        y = epilogue.value(normalized).to(out_dtype)
+    # What is not computed is empty, and the same for all of the batch.
+    computed = statistics and op != RMS_NORM, statistics
+    saved = [
+        batch.unfold(s) if is_there else s for s, is_there in zip(saved, computed, strict=True)
+    ]
+    return (y, *saved), (0, *(0 if is_there else None for is_there in computed))
+
+
+def _backward(info, in_dims, dy, x, weight, bias, mean, rstd, op, span, eps, *others):
+    activation, casting, weight_offset, wanted = others
+    batch = _Batch(info.batch_size, op, span, x, in_dims[1])
+    dy = batch.lead(dy, in_dims[0])
+    saved = [
+        tensor if tensor.numel() == 0 else batch.fold(batch.lead(tensor, dim)).contiguous()
+        for tensor, dim in zip((mean, rstd), in_dims[4:6], strict=True)
+    ]
+
+    def dx_of(dy, weight, bias, activation, weight_offset):
+        options = eps, activation, casting, weight_offset, [True, False, False]
+        arguments = batch.fold(dy), batch.rows, weight, bias, *saved, op, span, *options
+        return batch.unfold(_BACKWARD(*arguments)[0])
+
+    # A gradient that is not wanted is empty.
+    dx, dweight, dbias = (
+        x.new_empty(0, dtype=(like if like is not None else x).dtype) for like in (x, weight, bias)
+    )
+    same_parameters = in_dims[2:4] == (None, None)
+    if wanted[0] and same_parameters:
+        dx = dx_of(dy, weight, bias, activation, weight_offset)
+    if any(wanted[1:]) or not same_parameters:
+        epilogue = _Epilogue(batch, weight, bias, in_dims[2:4], activation, weight_offset)
+        normalized, *_ = batch.normalized(eps, casting, epilogue.compute)
+        dz = epilogue.gradient(dy.to(epilogue.compute), normalized)
+        if wanted[0] and not same_parameters:
+            dx = dx_of(epilogue.scaled(dz), None, None, NO_ACTIVATION, 0.0)
+        if wanted[1]:
+            dweight = batch.sums(dz * normalized).to(weight.dtype)
+        if wanted[2]:
+            dbias = batch.sums(dz).to(bias.dtype)
+    return (dx, dweight, dbias), tuple(0 if want else None for want in wanted)
+
+
+_FORWARD, _BACKWARD = torch.ops.evenkeel.forward.default, torch.ops.evenkeel.backward.default
+
+
+class _Batch:
+    """Tensors of a call with the batch as their first dimension, and the same without it, as the kernels take them."""
+
+    def __init__(self, size, op, span, x, dim):
+        self.size, self.op, self.span = size, op, span
+        self.x = self.lead(x, dim)
+        self.rows = self.fold(self.x)
+
+    def lead(self, tensor, dim):
+        return tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+    def fold(self, tensor):
+        """Row norms take any number of leading dimensions, group norm one of samples."""
+        if self.op != GROUP_NORM:
+            return tensor
+        if tensor.dim() > 3 and tensor.stride(2) == 1:  # channels last stay so, in a copy too
+            return tensor.movedim(2, -1).flatten(0, 1).movedim(-1, 1)
+        return tensor.flatten(0, 1)
+
+    def unfold(self, tensor):
+        return tensor.unflatten(0, self.x.shape[:2]) if self.op == GROUP_NORM else tensor
+
+    def normalized(self, eps, casting, dtype, statistics=False):
+        """x normalized, and its statistics as the kernel returns them."""
+        options = eps, NO_ACTIVATION, casting, 0.0, dtype, statistics
+        y, mean, rstd = _FORWARD(self.rows, None, None, self.op, self.span, *options)
+        return self.unfold(y), mean, rstd
+
+    def spread(self, parameter, dim):
+        """A parameter at its place among the dimensions of x."""
+        parameter = self.lead(parameter, dim)
+        others = self.x.dim() - parameter.dim()
+        before, behind = (1, others - 1) if self.op == GROUP_NORM else (others, 0)
+        return parameter.reshape(self.size, *[1] * before, *parameter.shape[1:], *[1] * behind)
+
+    def sums(self, terms):
+        """The gradient of a parameter for each element of the batch."""
+        last = self.x.dim()
+        dims = [1, *range(3, last)] if self.op == GROUP_NORM else range(1, last - self.span)
+        return terms.sum(tuple(dims)) if dims else terms
+
+
+class _Epilogue:
+    """What a norm does to normalized values."""
+
+    def __init__(self, batch, weight, bias, dims, activation, weight_offset):
+        parameters = [
+            p if p is None else batch.spread(p, d)
+            for p, d in zip((weight, bias), dims, strict=True)
+        ]
+        dtypes = [tensor.dtype for tensor in (batch.x, *parameters) if tensor is not None]
+        self.compute = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.weight, self.bias = (p if p is None else p.to(self.compute) for p in parameters)
+        self.offset, self.silu = weight_offset, activation != NO_ACTIVATION
+
+    def scaled(self, value):
+        return value if self.weight is None else value * (self.weight + self.offset)
+
+    def before_activation(self, normalized):
+        z = self.scaled(normalized)
+        return z if self.bias is None else z + self.bias
+
+    def value(self, normalized):
+        z = self.before_activation(normalized)
+        return F.silu(z) if self.silu else z
+
+    def gradient(self, dy, normalized):
+        """Of what is activated."""
+        if not self.silu:
+            return dy
+        z = self.before_activation(normalized)
+        s = z.sigmoid()
+        return dy * s * (1 + z * (1 - s))
