@@ -33,7 +33,7 @@ demo: setup
 
 bench: setup
 	@scripts/build release $(JOBS)
-	@build/release/bench/evenkeel-bench --cases tests/cases/peers.txt
+	@build/release/evenkeel-bench --cases tests/cases/peers.txt
 
 rivals: setup .venv-rivals/done
 	@scripts/build release $(JOBS)

@@ -18,7 +18,7 @@ import sys
 import torch
 
 import command
-import contenders
+import cpu_contenders
 import ek_ctypes
 import onednn_norm
 import problems
@@ -95,8 +95,8 @@ def error(problem, computed, reference):
 
 def outputs_of_evenkeel(library, threads, backend):
     def run(problem, t):
-        contenders.evenkeel(library, problem, t, False, threads, backend=backend)()
-        contenders.evenkeel(library, problem, t, True, threads, backend=backend)()
+        cpu_contenders.evenkeel(library, problem, t, False, threads, backend=backend)()
+        cpu_contenders.evenkeel(library, problem, t, True, threads, backend=backend)()
         return [t.y, t.dx, t.dweight, t.dbias]
 
     return run
@@ -104,8 +104,8 @@ def outputs_of_evenkeel(library, threads, backend):
 
 def outputs_of_onednn(library):
     def run(problem, t):
-        contenders.onednn(library, problem, t, False)()
-        contenders.onednn(library, problem, t, True)()
+        cpu_contenders.onednn(library, problem, t, False)()
+        cpu_contenders.onednn(library, problem, t, True)()
         return [t.y, t.dx, t.dweight, t.dbias]
 
     return run
@@ -113,8 +113,8 @@ def outputs_of_onednn(library):
 
 def outputs_of_torch(weight_as_x):
     def run(problem, t):
-        y = contenders.torch_native(problem, t, False, weight_as_x)()[0]
-        return [y, *contenders.torch_native(problem, t, True, weight_as_x)()]
+        y = cpu_contenders.torch_native(problem, t, False, weight_as_x)()[0]
+        return [y, *cpu_contenders.torch_native(problem, t, True, weight_as_x)()]
 
     return run
 

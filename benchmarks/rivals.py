@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 import command
-import contenders
+import cpu_contenders
 import measure
 import onednn_norm
 import problems
@@ -86,7 +86,7 @@ class Table:
 
     def __init__(self, names):
         self.rivals = [name for name in names if name != "evenkeel"]
-        self.columns = [contenders.LIMIT, contenders.TORCH_LIMIT, "evenkeel", *self.rivals]
+        self.columns = [cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, "evenkeel", *self.rivals]
         self.leads = []
         self.mixed = []
 
@@ -105,7 +105,7 @@ class Table:
         for column in self.columns:
             name = rivals.get(column, column)
             if name in times:
-                of_limit = measure.ratio(times, contenders.LIMIT, name)
+                of_limit = measure.ratio(times, cpu_contenders.LIMIT, name)
                 text += f"{statistics.median(times[name]) * 1e6:>11.1f} ({of_limit:4.2f})"
             else:
                 text += f"{'-':>18}"
@@ -138,7 +138,7 @@ def work(options):
     """Measures with one thread count; False if evenkeel refused a line."""
     measure.keep_pages()
     threads = options.worker
-    libraries = contenders.Libraries(options.contenders, options.library, threads)
+    libraries = cpu_contenders.Libraries(options.contenders, options.library, threads)
     versions = "; ".join(f"{name} {version}" for name, version in libraries.versions.items())
     date = command.now()
     constants = {
@@ -170,7 +170,7 @@ def work(options):
                 table.line(label, times, refusals)
                 fine = fine and not any(refused.startswith("evenkeel") for refused in refusals)
                 for contender, values in times.items():
-                    of_limit = measure.ratio(times, contenders.LIMIT, contender)
+                    of_limit = measure.ratio(times, cpu_contenders.LIMIT, contender)
                     rows.append(
                         constants
                         | {
