@@ -10,7 +10,7 @@ try:
     from lightning.pytorch import Callback
 except ImportError:
     try:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment]
     except ImportError as error:
         raise ImportError(
             f"evenkeel.lightning needs Lightning (pip install lightning): {error}"

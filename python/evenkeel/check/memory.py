@@ -4,6 +4,8 @@ They are made on the host. For a GPU every call gets a copy of all bytes, guards
 are copied back, so that the same comparison serves both.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from evenkeel import _abi
@@ -106,7 +108,7 @@ class Buffer:
 class Host:
     """Calls read and write the buffers themselves."""
 
-    where = {}  # noqa: RUF012
+    where: ClassVar[dict] = {}
 
     def address(self, buffer):
         return buffer.bytes.ctypes.data + buffer.begin

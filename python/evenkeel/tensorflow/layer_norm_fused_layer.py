@@ -12,8 +12,8 @@ import tensorflow as tf
 from evenkeel.tensorflow import functional
 
 AUTO_REUSE = tf.compat.v1.AUTO_REUSE
-_eager_scopes = {}
-_graph_scopes = weakref.WeakKeyDictionary()
+_eager_scopes: dict = {}
+_graph_scopes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Scope(tf.Module):

@@ -21,13 +21,20 @@ import importlib
 import inspect
 import sys
 import threading
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from evenkeel.torch import batching
 from evenkeel.torch._load import extension
+
+Shape = int | Sequence[int]
+Activation = Literal["silu", "none"]
+Casting = Literal["llama", "gemma", "none"]
 
 _layer_norm = extension.layer_norm
 _rms_norm = extension.rms_norm
@@ -56,16 +63,16 @@ batching.register()
 
 
 def layer_norm(
-    x,
-    normalized_shape,
-    weight=None,
-    bias=None,
-    eps=1e-5,
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
     *,
-    activation=None,
-    weight_offset=0.0,
-    out_dtype=None,
-):
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Layer norm over the trailing dimensions `normalized_shape` of x."""
     if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
         y = _layer_norm(
@@ -85,16 +92,16 @@ def layer_norm(
 
 
 def rms_norm(
-    x,
-    normalized_shape,
-    weight=None,
-    eps=None,
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
     *,
-    activation=None,
-    weight_offset=0.0,
-    casting=None,
-    out_dtype=None,
-):
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    casting: Casting | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """RMS norm over the trailing dimensions `normalized_shape` of x.
 
     eps None: the machine epsilon of float32, or of float64 if x is.
@@ -118,16 +125,16 @@ def rms_norm(
 
 
 def group_norm(
-    x,
-    num_groups,
-    weight=None,
-    bias=None,
-    eps=1e-5,
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
     *,
-    activation=None,
-    weight_offset=0.0,
-    out_dtype=None,
-):
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Group norm of x (samples, channels, ...); a channels-last x gives a channels-last result."""
     if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
         y = _group_norm(x, num_groups, weight, bias, eps, activation, weight_offset, out_dtype)

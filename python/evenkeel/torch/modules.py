@@ -12,11 +12,14 @@ import copyreg
 import functools
 import inspect
 import types
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from evenkeel.torch import functional
+from evenkeel.torch.functional import Activation, Casting
 
 
 def tensor_of(module, name):
@@ -38,9 +41,9 @@ class Fused:
 class TorchForward(Fused):
     """In front of torch's norms: the added options."""
 
-    activation = None
-    weight_offset = 0.0
-    casting = None
+    activation: Activation | None = None
+    weight_offset: float = 0.0
+    casting: Casting | None = None
 
     OPTIONS = ("activation", "weight_offset", "casting")
 
@@ -55,7 +58,10 @@ class TorchForward(Fused):
 class LayerNormForward(TorchForward):
     """In front of torch.nn.LayerNorm, or of a subclass that has its forward."""
 
-    def forward(self, input):
+    normalized_shape: tuple[int, ...]
+    eps: float
+
+    def forward(self, input: Tensor) -> Tensor:
         return functional.layer_norm(
             input,
             self.normalized_shape,
@@ -70,7 +76,10 @@ class LayerNormForward(TorchForward):
 class RMSNormForward(TorchForward):
     """In front of torch.nn.RMSNorm, or of a subclass that has its forward."""
 
-    def forward(self, x):
+    normalized_shape: tuple[int, ...]
+    eps: float | None
+
+    def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(
             x,
             self.normalized_shape,
@@ -85,7 +94,10 @@ class RMSNormForward(TorchForward):
 class GroupNormForward(TorchForward):
     """In front of torch.nn.GroupNorm, or of a subclass that has its forward."""
 
-    def forward(self, input):
+    num_groups: int
+    eps: float
+
+    def forward(self, input: Tensor) -> Tensor:
         return functional.group_norm(
             input,
             self.num_groups,
@@ -100,7 +112,13 @@ class GroupNormForward(TorchForward):
 class LayerNorm(LayerNormForward, torch.nn.LayerNorm):
     """torch.nn.LayerNorm by evenkeel."""
 
-    def __init__(self, *args, activation=None, weight_offset=0.0, **kwargs):
+    def __init__(
+        self,
+        *args: Any,
+        activation: Activation | None = None,
+        weight_offset: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._set_options(activation=activation, weight_offset=weight_offset)
 
@@ -108,7 +126,14 @@ class LayerNorm(LayerNormForward, torch.nn.LayerNorm):
 class RMSNorm(RMSNormForward, torch.nn.RMSNorm):
     """torch.nn.RMSNorm by evenkeel."""
 
-    def __init__(self, *args, activation=None, weight_offset=0.0, casting=None, **kwargs):
+    def __init__(
+        self,
+        *args: Any,
+        activation: Activation | None = None,
+        weight_offset: float = 0.0,
+        casting: Casting | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._set_options(activation=activation, weight_offset=weight_offset, casting=casting)
 
@@ -116,7 +141,13 @@ class RMSNorm(RMSNormForward, torch.nn.RMSNorm):
 class GroupNorm(GroupNormForward, torch.nn.GroupNorm):
     """torch.nn.GroupNorm by evenkeel."""
 
-    def __init__(self, *args, activation=None, weight_offset=0.0, **kwargs):
+    def __init__(
+        self,
+        *args: Any,
+        activation: Activation | None = None,
+        weight_offset: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._set_options(activation=activation, weight_offset=weight_offset)
 
