@@ -4,8 +4,9 @@
  * every framework binding above it. A call takes three structs: the problem (what to compute), its
  * tensors, and how to execute it.
  *
- *   - Set each struct with its EK_..._INIT macro. That records the struct's size, so that a later library with more
- *     fields still understands callers that were compiled against this header.
+ *   - Set each struct with its EK_..._INIT macro. That records the struct's size: a library of any later version, whose
+ *     structs may have more fields at their ends, takes those that a caller does not know as absent. (ek_tensor and
+ *     ek_vector have no size of their own: they lie inside other structs, so they never grow.)
  *   - Nothing is allocated, cast or synchronised inside: ask for the workspace size, hand the workspace in.
  *   - Every function returns a status. On failure nothing has been written, and ek_last_error() names the argument,
  *     its value and what is allowed.
@@ -108,15 +109,15 @@ typedef struct ek_tensor {
   void* data;
   int64_t row_stride;
   int64_t outer_stride;
-  int32_t dtype; /* ek_dtype */
-  int32_t reserved;
+  int32_t dtype;    /* ek_dtype */
+  int32_t reserved; /* 0 */
 } ek_tensor;
 
 /* A dense parameter vector: `cols` (row norms) or `channels` (group norm) elements. data == NULL: absent. */
 typedef struct ek_vector {
   void* data;
-  int32_t dtype; /* ek_dtype */
-  int32_t reserved;
+  int32_t dtype;    /* ek_dtype */
+  int32_t reserved; /* 0 */
 } ek_vector;
 
 /* mean and rstd are dense, one value per row, or per (sample, group); float64 if x is, otherwise float32.
@@ -196,7 +197,11 @@ typedef struct ek_execution {
   { sizeof(ek_execution), EK_CPU, 0, 0, NULL, NULL, 0, NULL, NULL }
 
 /* The workspace that the call with the same structs needs, in bytes (0 is possible). Checks everything but the
- * workspace itself. Does not grow with the number of rows. */
+ * workspace itself. What the size grows with:
+ *   CPU               threads, cols, channels and spatial; rows and samples up to a limit
+ *   CUDA, row norms   backward: cols, and rows up to a limit; forward needs none
+ *   CUDA, group norm  samples, without a limit, and what each of them has: groups, spatial, in backward channels
+ *   reference         backward: cols or channels; forward needs none */
 EK_API ek_status ek_forward_workspace(const ek_problem*, const ek_forward_args*,
                                       const ek_execution*, size_t* bytes);
 EK_API ek_status ek_backward_workspace(const ek_problem*, const ek_backward_args*,

@@ -9,9 +9,9 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "core/error.h"
+#include "core/growth.h"
 
 // Hands a failure on to the caller, before anything else is looked at.
 #define EK_TRY(expression)                                                        \
@@ -28,27 +28,25 @@ template <typename... Args>
   return EK_INVALID_ARGUMENT;
 }
 
-// Copies a caller's struct. Callers compiled against a later header may hand over a longer one, as
-// long as the fields that this library does not know are zero.
+// Copies a caller's struct into one that holds the values of the EK_..._INIT macro.
 template <typename Struct>
 ek_status take(const Struct* from, Struct& to, const char* name) {
   if (from == nullptr) return invalid("%s is NULL, but is required", name);
   const size_t size = from->struct_size;
-  if (size < sizeof(Struct)) {
-    return invalid(
-        "%s.struct_size is %zu, but must be at least %zu: initialize the struct with its "
-        "EK_..._INIT macro",
-        name, size, sizeof(Struct));
+  switch (copy_known(from, kFirstSize<Struct>, to)) {
+    case Taken::kYes:
+      break;
+    case Taken::kTooSmall:
+      return invalid(
+          "%s.struct_size is %zu, but must be at least %zu: initialize the struct with its "
+          "EK_..._INIT macro",
+          name, size, kFirstSize<Struct>);
+    case Taken::kUnknownFields:
+      return invalid(
+          "%s.struct_size is %zu and uses fields that evenkeel %s (size %zu) does not know: update "
+          "the library",
+          name, size, ek_version(), sizeof(Struct));
   }
-  const char* bytes = reinterpret_cast<const char*>(from);
-  if (std::any_of(bytes + sizeof(Struct), bytes + std::min<size_t>(size, 4096),
-                  [](char byte) { return byte != 0; })) {
-    return invalid(
-        "%s.struct_size is %zu and uses fields that evenkeel %s (size %zu) does not know: update "
-        "the library",
-        name, size, ek_version(), sizeof(Struct));
-  }
-  to = *from;
   return EK_OK;
 }
 
@@ -116,7 +114,7 @@ ek_status set_shape(const ek_problem& problem, Call& call) {
 }
 
 ek_status set_problem(const ek_problem* given, Call& call) {
-  ek_problem problem{};
+  ek_problem problem = EK_PROBLEM_INIT;
   EK_TRY(take(given, problem, "problem"));
   EK_TRY(check_enum("problem.op", problem.op, 3,
                     "EK_LAYER_NORM (0), EK_RMS_NORM (1), EK_GROUP_NORM (2)"));
@@ -148,7 +146,7 @@ ek_status set_problem(const ek_problem* given, Call& call) {
 }
 
 ek_status set_execution(const ek_execution* given, Call& call) {
-  ek_execution execution{};
+  ek_execution execution = EK_EXECUTION_INIT;
   EK_TRY(take(given, execution, "execution"));
   EK_TRY(check_enum("execution.device", execution.device, 2, "EK_CPU (0), EK_CUDA (1)"));
   EK_TRY(check_size("execution.device_index", execution.device_index, 0, ""));
@@ -159,7 +157,7 @@ ek_status set_execution(const ek_execution* given, Call& call) {
   call.workspace = static_cast<char*>(execution.workspace);
   call.workspace_size = execution.workspace_size;
   if (execution.parallel != nullptr) {
-    ek_parallel parallel{};
+    ek_parallel parallel = EK_PARALLEL_INIT;
     EK_TRY(take(execution.parallel, parallel, "execution.parallel"));
     EK_TRY(check_size("execution.parallel.threads", parallel.threads, 1, ""));
     if (parallel.run == nullptr) return invalid("execution.parallel.run is NULL, but is required");
@@ -338,7 +336,7 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
   call = Call{};
   call.pass = Pass::kForward;
   EK_TRY(set_problem(problem, call));
-  ek_forward_args args{};
+  ek_forward_args args = EK_FORWARD_ARGS_INIT;
   EK_TRY(take(given, args, "args"));
   EK_TRY(check_reserved("args", args.reserved));
   EK_TRY(set_execution(execution, call));
@@ -365,7 +363,7 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given,
   call = Call{};
   call.pass = Pass::kBackward;
   EK_TRY(set_problem(problem, call));
-  ek_backward_args args{};
+  ek_backward_args args = EK_BACKWARD_ARGS_INIT;
   EK_TRY(take(given, args, "args"));
   EK_TRY(check_reserved("args", args.reserved));
   EK_TRY(set_execution(execution, call));

@@ -1,0 +1,236 @@
+/* evenkeel: layer norm, RMS norm and group norm, forward and backward.
+ *
+ * The one seam of the library, in plain C. Every backend (CPU, CUDA, reference) sits below it and
+ * every framework binding above it. A call takes three structs: the problem (what to compute), its
+ * tensors, and how to execute it.
+ *
+ *   - Set each struct with its EK_..._INIT macro. That records the struct's size, so that a later library with more
+ *     fields still understands callers that were compiled against this header.
+ *   - Nothing is allocated, cast or synchronised inside: ask for the workspace size, hand the workspace in.
+ *   - Every function returns a status. On failure nothing has been written, and ek_last_error() names the argument,
+ *     its value and what is allowed.
+ *   - All functions may be called from any thread.
+ */
+#ifndef EVENKEEL_EVENKEEL_H_
+#define EVENKEEL_EVENKEEL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define EK_API
+#else
+#define EK_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EK_VERSION_MAJOR 0
+#define EK_VERSION_MINOR 1
+#define EK_VERSION_PATCH 0
+
+typedef enum ek_status {
+  EK_OK = 0,
+  EK_INVALID_ARGUMENT = 1, /* the call is wrong; it would be wrong on every machine */
+  EK_UNSUPPORTED = 2,   /* the call is right, but no backend of this build or machine can run it */
+  EK_DEVICE_ERROR = 3,  /* the device refused: launch failure, lost device */
+  EK_INTERNAL_ERROR = 4 /* a defect of the library; please report it */
+} ek_status;
+
+typedef enum ek_dtype { EK_F32 = 0, EK_F64 = 1, EK_F16 = 2, EK_BF16 = 3 } ek_dtype;
+
+typedef enum ek_op { EK_LAYER_NORM = 0, EK_RMS_NORM = 1, EK_GROUP_NORM = 2 } ek_op;
+
+/* Group norm only. NCHW: each channel's pixels lie together. NHWC (channels last): each pixel's channels do. */
+typedef enum ek_layout { EK_NCHW = 0, EK_NHWC = 1 } ek_layout;
+
+/* Applied to the normalized, scaled and shifted value. */
+typedef enum ek_activation { EK_ACTIVATION_NONE = 0, EK_ACTIVATION_SILU = 1 } ek_activation;
+
+/* Where an RMS norm of half-precision input rounds (no effect where x has the compute type).
+ *   NONE, GEMMA  everything in the compute type, one rounding when y is stored
+ *   LLAMA        the normalized value is first rounded to x's type, then multiplied by the weight
+ * Gradients treat that rounding as the identity, and dweight uses the rounded value, as automatic
+ * differentiation of the written-out formula does. */
+typedef enum ek_casting {
+  EK_CASTING_NONE = 0,
+  EK_CASTING_LLAMA = 1,
+  EK_CASTING_GEMMA = 2
+} ek_casting;
+
+typedef enum ek_device { EK_CPU = 0, EK_CUDA = 1 } ek_device;
+
+/* What to compute.
+ *
+ *   layer norm   y = act((x - mean(x)) * rstd * (weight_offset + weight) + bias),  rstd = 1 / sqrt(var(x) + eps)
+ *   RMS norm     y = act(x * rstd * (weight_offset + weight) + bias),              rstd = 1 / sqrt(mean(x^2) + eps)
+ *   group norm   layer norm's formula over each sample's group of channels/groups neighbouring channels and all of
+ *                their pixels; weight and bias have one value per channel
+ *
+ * Arithmetic is done in the compute type: float64 if x, y (or dy, dx), weight or bias is, otherwise float32. */
+typedef struct ek_problem {
+  uint32_t struct_size;
+  int32_t op;         /* ek_op */
+  int32_t layout;     /* ek_layout; group norm */
+  int32_t activation; /* ek_activation */
+  int32_t casting;    /* ek_casting; RMS norm */
+  int32_t reserved;   /* 0 */
+
+  /* Layer norm and RMS norm: `rows` rows of `cols` elements. Rows may come in blocks of `inner_rows` (see ek_tensor);
+   * 0 means one block. */
+  int64_t rows;
+  int64_t cols;
+  int64_t inner_rows;
+
+  /* Group norm: spatial is the product of all spatial extents (D*H*W). */
+  int64_t samples;
+  int64_t channels;
+  int64_t spatial;
+  int64_t groups;
+
+  double eps; /* finite, >= 0 */
+  /* Added to every weight: 1 for weights that are stored as (weight - 1); 0 without a weight. */
+  double weight_offset;
+} ek_problem;
+
+/* A big tensor. Strides are in elements; 0 means dense. The innermost elements are always adjacent.
+ *
+ *   layer, RMS norm   row r is at  (r / inner_rows) * outer_stride + (r % inner_rows) * row_stride
+ *   group norm NCHW   element (n, c, s) is at  n * outer_stride + c * row_stride + s
+ *   group norm NHWC   element (n, c, s) is at  n * outer_stride + s * row_stride + c
+ *
+ * So a slice of a wider tensor has a row_stride larger than its row, and a transposed batch has
+ * both strides.
+ * Rows must not overlap each other. Any byte alignment is accepted. */
+typedef struct ek_tensor {
+  void* data;
+  int64_t row_stride;
+  int64_t outer_stride;
+  int32_t dtype; /* ek_dtype */
+  int32_t reserved;
+} ek_tensor;
+
+/* A dense parameter vector: `cols` (row norms) or `channels` (group norm) elements. data == NULL: absent. */
+typedef struct ek_vector {
+  void* data;
+  int32_t dtype; /* ek_dtype */
+  int32_t reserved;
+} ek_vector;
+
+/* mean and rstd are dense, one value per row, or per (sample, group); float64 if x is, otherwise float32.
+ * y may be exactly x (same address, type and strides); any other overlap is an error. */
+typedef struct ek_forward_args {
+  uint32_t struct_size;
+  uint32_t reserved;
+  ek_tensor x;
+  ek_tensor y;
+  ek_vector weight; /* optional */
+  ek_vector bias;   /* optional */
+  void* mean;       /* optional output; not for RMS norm */
+  void* rstd;       /* optional output */
+} ek_forward_args;
+
+/* Gradients. Any subset of dx, dweight and dbias may be absent (data == NULL), but not all. mean and rstd are those
+ * of the forward call. bias is only read when there is an activation. dx may be exactly dy or exactly x. */
+typedef struct ek_backward_args {
+  uint32_t struct_size;
+  uint32_t reserved;
+  ek_tensor dy;
+  ek_tensor x;
+  ek_vector weight;  /* optional, as in the forward call */
+  ek_vector bias;    /* optional, as in the forward call */
+  const void* mean;  /* required, but for RMS norm */
+  const void* rstd;  /* required */
+  ek_tensor dx;      /* optional output */
+  ek_vector dweight; /* optional output */
+  ek_vector dbias;   /* optional output */
+} ek_backward_args;
+
+/* A caller's threads. `run` calls task(argument, i) once for every i in [0, tasks), on any threads, in any order, at
+ * once or one after the other, and returns when all are done. Tasks never wait for each other.
+ * Results do not depend
+ * on `threads`. */
+typedef struct ek_parallel {
+  uint32_t struct_size;
+  int32_t threads; /* how many tasks run at once, >= 1 */
+  void (*run)(void* context, int64_t tasks, void (*task)(void* argument, int64_t index),
+              void* argument);
+  void* context;
+} ek_parallel;
+
+/* How to execute. */
+typedef struct ek_execution {
+  uint32_t struct_size;
+  int32_t device;       /* ek_device: where all pointers live */
+  int32_t device_index; /* CUDA: the ordinal */
+  int32_t threads;      /* CPU, built-in pool: 0 = one per processor; ignored with `parallel` */
+  void* stream;         /* CUDA: the cudaStream_t; work is enqueued there */
+  void* workspace;      /* at least the queried size; its contents are scratch */
+  size_t workspace_size;
+  const ek_parallel* parallel; /* CPU: the caller's threads; NULL = the built-in pool */
+  const char*
+      backend; /* NULL = the best that can; or a name from ek_backend_name(), which then must */
+} ek_execution;
+
+#define EK_PROBLEM_INIT \
+  { sizeof(ek_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1e-5, 0.0 }
+#define EK_TENSOR_INIT \
+  { NULL, 0, 0, EK_F32, 0 }
+#define EK_VECTOR_INIT \
+  { NULL, EK_F32, 0 }
+#define EK_FORWARD_ARGS_INIT                                                                    \
+  {                                                                                             \
+    sizeof(ek_forward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
+        NULL, NULL                                                                              \
+  }
+#define EK_BACKWARD_ARGS_INIT                                                                    \
+  {                                                                                              \
+    sizeof(ek_backward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
+        NULL, NULL, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT                               \
+  }
+#define EK_PARALLEL_INIT \
+  { sizeof(ek_parallel), 1, NULL, NULL }
+#define EK_EXECUTION_INIT \
+  { sizeof(ek_execution), EK_CPU, 0, 0, NULL, NULL, 0, NULL, NULL }
+
+/* The workspace that the call with the same structs needs, in bytes (0 is possible). Checks everything but the
+ * workspace itself. Does not grow with the number of rows. */
+EK_API ek_status ek_forward_workspace(const ek_problem*, const ek_forward_args*,
+                                      const ek_execution*, size_t* bytes);
+EK_API ek_status ek_backward_workspace(const ek_problem*, const ek_backward_args*,
+                                       const ek_execution*, size_t* bytes);
+
+EK_API ek_status ek_forward(const ek_problem*, const ek_forward_args*, const ek_execution*);
+EK_API ek_status ek_backward(const ek_problem*, const ek_backward_args*, const ek_execution*);
+
+/* Which backend the call will run on, and why. *backend (may be NULL) is set to its name. `text` (may be NULL)
+ * receives up to `capacity` bytes with one line for each backend, best first:
+ *   "cpu: runs: AVX3, ...", "cuda: declined: ...", "reference: not needed: cpu comes first" */
+EK_API ek_status ek_explain_forward(const ek_problem*, const ek_forward_args*, const ek_execution*,
+                                    const char** backend, char* text, size_t capacity);
+EK_API ek_status ek_explain_backward(const ek_problem*, const ek_backward_args*,
+                                     const ek_execution*, const char** backend, char* text,
+                                     size_t capacity);
+
+/* The last failure of this thread, as a sentence; "" if there was none. Valid until this thread's next call. */
+EK_API const char* ek_last_error(void);
+
+EK_API const char* ek_status_name(ek_status);
+
+/* Name of the index-th backend of this build, best first; NULL past the last. */
+EK_API const char* ek_backend_name(int32_t index);
+
+/* The CPU backend's instruction sets that this machine can run, best first; NULL past the last. The environment
+ * variable EVENKEEL_CPU_TARGET=<name> makes the CPU backend use another one than the best. */
+EK_API const char* ek_cpu_target_name(int32_t index);
+
+/* "0.1.0": of the library, to compare with the header's. */
+EK_API const char* ek_version(void);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* EVENKEEL_EVENKEEL_H_ */
