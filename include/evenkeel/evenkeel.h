@@ -210,6 +210,23 @@ EK_API ek_status ek_backward_workspace(const ek_problem*, const ek_backward_args
 EK_API ek_status ek_forward(const ek_problem*, const ek_forward_args*, const ek_execution*);
 EK_API ek_status ek_backward(const ek_problem*, const ek_backward_args*, const ek_execution*);
 
+/* The same in two steps, so that a caller that allocates the workspace between them has the call checked and planned
+ * once: prepare it, allocate workspace_size bytes, run it. Execution's workspace is not looked at.
+ *
+ * A prepared call holds copies of the structs, so only what they point to (tensors, stream, the caller's threads) has to
+ * stay. It may be copied, and run any number of times, from any thread, with any workspace that suffices. It has a fixed
+ * size and is set by ek_prepare_... alone; if that fails, ek_run refuses it. */
+typedef struct ek_prepared {
+  size_t workspace_size;      /* that ek_run needs, in bytes (0 is possible) */
+  unsigned char opaque[2040]; /* the library's */
+} ek_prepared;
+
+EK_API ek_status ek_prepare_forward(const ek_problem*, const ek_forward_args*, const ek_execution*,
+                                    ek_prepared* prepared);
+EK_API ek_status ek_prepare_backward(const ek_problem*, const ek_backward_args*,
+                                     const ek_execution*, ek_prepared* prepared);
+EK_API ek_status ek_run(const ek_prepared* prepared, void* workspace, size_t workspace_size);
+
 /* Which backend the call will run on, and why. *backend (may be NULL) is set to its name. `text` (may be NULL)
  * receives up to `capacity` bytes with one line for each backend, best first:
  *   "cpu: runs: AVX3, ...", "cuda: declined: ...", "reference: not needed: cpu comes first" */

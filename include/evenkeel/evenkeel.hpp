@@ -244,18 +244,20 @@ inline void check_arrays(const Problem& problem, const BackwardArgs& a) {
   need("dbias", a.dbias, extents.parameter);
 }
 
-template <typename Args, typename Query, typename Run>
-void call(const Problem& problem, const Args& args, Workspace& workspace, Execution& execution,
-          Query query, Run run) {
+template <typename Args, typename Prepare>
+void call(const Problem& problem, const Args& args, Workspace& workspace,
+          const Execution& execution, Prepare prepare) {
   const auto c_args = convert(args);
-  std::size_t bytes = 0;
-  check(query(&problem, &c_args, &execution, &bytes));
+  ek_prepared prepared;
+  check(prepare(&problem, &c_args, &execution, &prepared));
   check_arrays(problem, args);
-  if (execution.workspace == nullptr) {
-    execution.workspace = workspace.at_least(bytes);
-    execution.workspace_size = workspace.size();
+  void* memory = execution.workspace;
+  std::size_t size = execution.workspace_size;
+  if (memory == nullptr) {
+    memory = workspace.at_least(prepared.workspace_size);
+    size = workspace.size();
   }
-  check(run(&problem, &c_args, &execution));
+  check(ek_run(&prepared, memory, size));
 }
 
 template <typename Args, typename Explain>
@@ -272,21 +274,23 @@ std::string explain(const Problem& problem, const Args& args, const Execution& e
 // A workspace that is set in the execution is used as it is (device memory, for example);
 // otherwise `workspace` provides it, and a caller that keeps it allocates only once.
 inline void forward(const Problem& problem, const ForwardArgs& args, Workspace& workspace,
-                    Execution execution = {}) {
-  detail::call(problem, args, workspace, execution, ek_forward_workspace, ek_forward);
+                    const Execution& execution = {}) {
+  detail::call(problem, args, workspace, execution, ek_prepare_forward);
 }
 
 inline void backward(const Problem& problem, const BackwardArgs& args, Workspace& workspace,
-                     Execution execution = {}) {
-  detail::call(problem, args, workspace, execution, ek_backward_workspace, ek_backward);
+                     const Execution& execution = {}) {
+  detail::call(problem, args, workspace, execution, ek_prepare_backward);
 }
 
-inline void forward(const Problem& problem, const ForwardArgs& args, Execution execution = {}) {
+inline void forward(const Problem& problem, const ForwardArgs& args,
+                    const Execution& execution = {}) {
   Workspace workspace;
   forward(problem, args, workspace, execution);
 }
 
-inline void backward(const Problem& problem, const BackwardArgs& args, Execution execution = {}) {
+inline void backward(const Problem& problem, const BackwardArgs& args,
+                     const Execution& execution = {}) {
   Workspace workspace;
   backward(problem, args, workspace, execution);
 }

@@ -1,9 +1,9 @@
-"""evenkeel's C ABI for Python, without a framework: the structs of evenkeel.h and prepared calls.
+"""evenkeel's C ABI for Python, without a framework: the structs of evenkeel.h and ready calls.
 
-A prepared call has its structs and workspace made once, so that calling it costs one foreign
-function call. Pointers are plain integers (a tensor's data_ptr()); whoever prepares a call keeps
-the memory alive. Nothing of the package is imported here: benchmarks/ has a link to this file
-(ek_ctypes.py) and loads libraries of its own choice.
+A ready call has its structs and workspace made once, so that calling it costs one foreign function
+call, which checks and plans as any caller's does. Pointers are plain integers (a tensor's
+data_ptr()); whoever makes a call keeps the memory alive. Nothing of the package is imported here:
+benchmarks/ has a link to this file (ek_ctypes.py) and loads libraries of its own choice.
 """
 
 import ctypes
@@ -127,7 +127,7 @@ class Evenkeel:
             kind = UnsupportedError if status == UNSUPPORTED else RuntimeError
             raise kind(self.library.ek_last_error().decode())
 
-    def _prepare(self, name, problem, args, threads, backend, memory, **where):
+    def _ready(self, name, problem, args, threads, backend, memory, **where):
         execution = sized(
             Execution, threads=threads, backend=backend.encode() if backend else None, **where
         )
@@ -148,8 +148,8 @@ class Evenkeel:
 
     def forward(self, problem, args, threads, backend=None, memory=host_memory, **where):
         """A callable that runs the forward pass once; `where` are fields of the execution."""
-        return self._prepare("forward", problem, args, threads, backend, memory, **where)
+        return self._ready("forward", problem, args, threads, backend, memory, **where)
 
     def backward(self, problem, args, threads, backend=None, memory=host_memory, **where):
         """A callable that runs the backward pass once."""
-        return self._prepare("backward", problem, args, threads, backend, memory, **where)
+        return self._ready("backward", problem, args, threads, backend, memory, **where)

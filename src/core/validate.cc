@@ -31,6 +31,7 @@ template <typename... Args>
 // Copies a caller's struct into one that holds the values of the EK_..._INIT macro.
 template <typename Struct>
 ek_status take(const Struct* from, Struct& to, const char* name) {
+  static_assert(kFirstSize<Struct> > 0, "core/growth.h must list the struct");
   if (from == nullptr) return invalid("%s is NULL, but is required", name);
   const size_t size = from->struct_size;
   switch (copy_known(from, kFirstSize<Struct>, to)) {
@@ -400,19 +401,16 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given,
   return check_overlaps(outputs, inputs, call);
 }
 
-ek_status validate_workspace(const Call& call, size_t needed) {
+ek_status validate_workspace(const Call& call, size_t needed, const char* name) {
   if (needed == 0) return EK_OK;
   if (call.workspace == nullptr) {
-    return invalid(
-        "execution.workspace is NULL, but this call needs %zu bytes: ask ek_%s_workspace()", needed,
-        call.pass == Pass::kForward ? "forward" : "backward");
+    return invalid("%s is NULL, but this call needs %zu bytes", name, needed);
   }
   if (call.workspace_size < needed) {
-    return invalid("execution.workspace_size is %zu, but this call needs at least %zu bytes",
+    return invalid("%s_size is %zu, but this call needs at least %zu bytes", name,
                    call.workspace_size, needed);
   }
-  const Region workspace =
-      region_of("execution.workspace", call.workspace, static_cast<int64_t>(needed));
+  const Region workspace = region_of(name, call.workspace, static_cast<int64_t>(needed));
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
   const Region others[] = {region_of("x", call.x, call),
                            region_of("y", call.y, call),

@@ -12,6 +12,7 @@ namespace evenkeel {
 ek_status validate(const ek_problem*, const ek_forward_args*, const ek_execution*, Call&);
 ek_status validate(const ek_problem*, const ek_backward_args*, const ek_execution*, Call&);
 
-ek_status validate_workspace(const Call&, size_t needed);
+// name: what the caller knows the workspace by; its size is <name>_size.
+ek_status validate_workspace(const Call&, size_t needed, const char* name);
 
 }  // namespace evenkeel

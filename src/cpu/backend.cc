@@ -93,7 +93,7 @@ const char* name_of(Plan::Kind kind) {
   return "";
 }
 
-bool accepts(const Call& call, Note& note) {
+bool plan(const Call& call, AnyPlan& result, Note& note) {
   if (call.device != EK_CPU) {
     note.set("tensors are on a device, and this backend reads host memory");
     return false;
@@ -106,11 +106,13 @@ bool accepts(const Call& call, Note& note) {
         chosen().wanted);
     return false;
   }
+  const Plan plan = make_plan(call);
+  result.set(plan, plan.total);
   return true;
 }
 
-void describe(const Call& call, Note& note) {
-  const Plan plan = make_plan(call);
+void describe(const Call& call, const AnyPlan& planned, Note& note) {
+  const Plan& plan = planned.get<Plan>();
   note.set("%s, %s kernels, arithmetic in %s, %lld thread%s%s%s",
            name_of(static_cast<Target>(chosen().target)), name_of(plan.kind), name_of(call.compute),
            static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
@@ -118,17 +120,15 @@ void describe(const Call& call, Note& note) {
            plan.stream ? ", streaming stores" : "");
 }
 
-size_t workspace(const Call& call) { return make_plan(call).total; }
-
-ek_status run(const Call& call) {
-  const Plan plan = make_plan(call);
+ek_status run(const Call& call, const AnyPlan& planned) {
+  const Plan& plan = planned.get<Plan>();
   kernels_for(plan.storage)[chosen().target](call, plan);
   return EK_OK;
 }
 
 }  // namespace
 
-const Backend kCpuBackend = {"cpu", accepts, describe, workspace, run};
+const Backend kCpuBackend = {"cpu", plan, describe, run};
 
 const char* cpu_target_name(int32_t index) {
   if (index < 0) return nullptr;

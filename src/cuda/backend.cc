@@ -11,7 +11,7 @@ namespace evenkeel {
 namespace cuda {
 namespace {
 
-bool accepts(const Call& call, Note& note) {
+bool plan(const Call& call, AnyPlan& result, Note& note) {
   if (call.device != EK_CUDA) {
     note.set("tensors are in host memory, and this backend reads a GPU's");
     return false;
@@ -31,29 +31,34 @@ bool accepts(const Call& call, Note& note) {
              device.chip.major, device.chip.minor);
     return false;
   }
-  return !call.is_group_norm() || accepts_groups(call, note);
+  if (call.is_group_norm()) {
+    const GroupPlan plan = make_group_plan(call, device.chip);
+    result.set(plan, static_cast<size_t>(plan.workspace));
+    return accepts_groups(call, plan, note);
+  }
+  const Plan plan = make_plan(call, device.chip);
+  result.set(plan, static_cast<size_t>(plan.workspace));
+  return true;
 }
 
-void describe(const Call& call, Note& note) {
-  call.is_group_norm() ? describe_groups(call, note) : describe_rows(call, note);
+void describe(const Call& call, const AnyPlan& plan, Note& note) {
+  call.is_group_norm() ? describe_groups(call, plan.get<GroupPlan>(), note)
+                       : describe_rows(call, plan.get<Plan>(), note);
 }
 
-size_t workspace(const Call& call) {
-  return call.is_group_norm() ? groups_workspace(call) : rows_workspace(call);
-}
-
-ek_status run(const Call& call) {
+ek_status run(const Call& call, const AnyPlan& plan) {
   const Current current(call.device_index);
   if (current.error() != cudaSuccess) {
     return fail(EK_DEVICE_ERROR, "cuda: device %d cannot be made current: %s", call.device_index,
                 cudaGetErrorString(current.error()));
   }
-  return call.is_group_norm() ? run_groups(call) : run_rows(call);
+  return call.is_group_norm() ? run_groups(call, plan.get<GroupPlan>())
+                              : run_rows(call, plan.get<Plan>());
 }
 
 }  // namespace
 }  // namespace cuda
 
-const Backend kCudaBackend = {"cuda", cuda::accepts, cuda::describe, cuda::workspace, cuda::run};
+const Backend kCudaBackend = {"cuda", cuda::plan, cuda::describe, cuda::run};
 
 }  // namespace evenkeel

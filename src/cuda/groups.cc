@@ -1,4 +1,4 @@
-// Group norm: makes a plan for each call and launches its kernels.
+// Group norm: launches the kernels of a plan.
 #include "cuda/groups.h"
 
 #include <algorithm>
@@ -9,10 +9,6 @@
 
 namespace evenkeel::cuda {
 namespace {
-
-GroupPlan plan_of(const Call& call) {
-  return make_group_plan(call, device_at(call.device_index).chip);
-}
 
 bool is_last(const Call& call) { return call.layout == EK_NHWC; }
 
@@ -131,10 +127,7 @@ ek_status backward(const Call& call, const GroupPlan& plan) {
 
 }  // namespace
 
-bool accepts_groups(const Call& call, Note& note) {
-  // No chunk is empty, so these need no plan to be known as small enough.
-  if (call.channels <= kMostBlocks && call.elements() <= kMostBlocks / 2) return true;
-  const GroupPlan plan = plan_of(call);
+bool accepts_groups(const Call& call, const GroupPlan& plan, Note& note) {
   const int64_t blocks = 2 * plan.units * plan.tile.chunks;
   if (call.channels <= kMostBlocks && blocks <= kMostBlocks) return true;
   note.set("group norm of %lld channels takes %lld blocks, but each must be at most %lld",
@@ -143,8 +136,7 @@ bool accepts_groups(const Call& call, Note& note) {
   return false;
 }
 
-void describe_groups(const Call& call, Note& note) {
-  const GroupPlan plan = plan_of(call);
+void describe_groups(const Call& call, const GroupPlan& plan, Note& note) {
   const GroupTile& tile = plan.tile;
   char held[64];
   if (tile.keeps) {
@@ -159,10 +151,7 @@ void describe_groups(const Call& call, Note& note) {
            plan.untyped ? ", types looked up at run time: " : "", plan.untyped ? plan.untyped : "");
 }
 
-size_t groups_workspace(const Call& call) { return static_cast<size_t>(plan_of(call).workspace); }
-
-ek_status run_groups(const Call& call) {
-  const GroupPlan plan = plan_of(call);
+ek_status run_groups(const Call& call, const GroupPlan& plan) {
   return call.pass == Pass::kForward ? forward(call, plan) : backward(call, plan);
 }
 

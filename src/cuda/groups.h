@@ -2,12 +2,12 @@
 #pragma once
 
 #include "core/backend.h"
+#include "cuda/plan.h"
 
 namespace evenkeel::cuda {
 
-bool accepts_groups(const Call& call, Note& note);
-void describe_groups(const Call& call, Note& note);
-size_t groups_workspace(const Call& call);
-ek_status run_groups(const Call& call);
+bool accepts_groups(const Call& call, const GroupPlan& plan, Note& note);
+void describe_groups(const Call& call, const GroupPlan& plan, Note& note);
+ek_status run_groups(const Call& call, const GroupPlan& plan);
 
 }  // namespace evenkeel::cuda

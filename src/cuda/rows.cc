@@ -1,19 +1,12 @@
-// Layer norm and RMS norm: makes a plan for each call and launches its kernels.
+// Layer norm and RMS norm: launches the kernels of a plan.
 #include "cuda/rows.h"
 
 #include "cuda/launch.h"
 #include "cuda/operands.h"
-#include "cuda/plan.h"
 
 namespace evenkeel::cuda {
-namespace {
 
-Plan plan_of(const Call& call) { return make_plan(call, device_at(call.device_index).chip); }
-
-}  // namespace
-
-void describe_rows(const Call& call, Note& note) {
-  const Plan plan = plan_of(call);
+void describe_rows(const Call& call, const Plan& plan, Note& note) {
   const Tile& tile = plan.tile;
   char team[64];
   if (tile.cluster > 1) {
@@ -43,10 +36,6 @@ void describe_rows(const Call& call, Note& note) {
                                        : "16-byte loads, put in place in shared memory";
   note.set("%s, %s, %s, blocks of %d threads%s, arithmetic in %s", team, held, loads, tile.threads,
            later, name_of(call.compute));
-}
-
-size_t rows_workspace(const Call& call) {
-  return call.pass == Pass::kForward ? 0 : static_cast<size_t>(plan_of(call).workspace);
 }
 
 namespace {
@@ -155,8 +144,7 @@ ek_status backward(const Call& call, const Plan& plan) {
 
 }  // namespace
 
-ek_status run_rows(const Call& call) {
-  const Plan plan = plan_of(call);
+ek_status run_rows(const Call& call, const Plan& plan) {
   return call.pass == Pass::kForward ? forward(call, plan) : backward(call, plan);
 }
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "core/backend.h"
+#include "cuda/plan.h"
 
 namespace evenkeel::cuda {
 
-void describe_rows(const Call& call, Note& note);
-size_t rows_workspace(const Call& call);
-ek_status run_rows(const Call& call);
+void describe_rows(const Call& call, const Plan& plan, Note& note);
+ek_status run_rows(const Call& call, const Plan& plan);
 
 }  // namespace evenkeel::cuda

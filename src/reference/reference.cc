@@ -131,26 +131,25 @@ ek_status backward(const Call& call) {
   return EK_OK;
 }
 
-bool accepts(const Call& call, Note& note) {
+bool plan(const Call& call, AnyPlan& plan, Note& note) {
   if (call.device != EK_CPU) {
     note.set("tensors are on a device, and this backend reads host memory");
     return false;
   }
+  plan.workspace = call.pass == Pass::kForward ? 0 : static_cast<size_t>(2 * call.channels * 8);
   return true;
 }
 
-void describe(const Call&, Note& note) { note.set("plain float64 loops, one thread"); }
-
-size_t workspace(const Call& call) {
-  return call.pass == Pass::kForward ? 0 : static_cast<size_t>(2 * call.channels * 8);
+void describe(const Call&, const AnyPlan&, Note& note) {
+  note.set("plain float64 loops, one thread");
 }
 
-ek_status run(const Call& call) {
+ek_status run(const Call& call, const AnyPlan&) {
   return call.pass == Pass::kForward ? forward(call) : backward(call);
 }
 
 }  // namespace
 
-const Backend kReferenceBackend = {"reference", accepts, describe, workspace, run};
+const Backend kReferenceBackend = {"reference", plan, describe, run};
 
 }  // namespace evenkeel

@@ -1,7 +1,7 @@
 // A good call and one way to break it, for the error suites.
 //
-// The same wrong call is made to the workspace query, the explanation and the run, which must
-// agree: the status, the words of the message (the argument, its value, what is allowed), and that
+// The same wrong call is made to the workspace query, the explanation, the preparation and the run,
+// which must agree: the status, the words of the message (the argument, its value, what is allowed), and that
 // nothing has been written.
 #ifndef EVENKEEL_TESTS_CPP_BROKEN_CALL_H_
 #define EVENKEEL_TESTS_CPP_BROKEN_CALL_H_
@@ -40,6 +40,12 @@ inline ek_status query(const Forward& call, size_t* bytes) {
 }
 inline ek_status query(const Backward& call, size_t* bytes) {
   return ek_backward_workspace(&call.problem, &call.args, &call.execution, bytes);
+}
+inline ek_status prepare(const Forward& call, ek_prepared* prepared) {
+  return ek_prepare_forward(&call.problem, &call.args, &call.execution, prepared);
+}
+inline ek_status prepare(const Backward& call, ek_prepared* prepared) {
+  return ek_prepare_backward(&call.problem, &call.args, &call.execution, prepared);
 }
 inline ek_status explain(const Forward& call) {
   return ek_explain_forward(&call.problem, &call.args, &call.execution, nullptr, nullptr, 0);
@@ -101,6 +107,13 @@ void check(const Broken<Args>& broken, bool backward) {
     expect_words(broken.words);
     EXPECT_EQ(explain(call), broken.status);
     expect_words(broken.words);
+    ek_prepared prepared;
+    EXPECT_EQ(prepare(call, &prepared), broken.status);
+    expect_words(broken.words);
+    EXPECT_EQ(prepared.workspace_size, 0u);
+    EXPECT_EQ(ek_run(&prepared, call.execution.workspace, call.execution.workspace_size),
+              EK_INVALID_ARGUMENT);
+    expect_words({"prepared"});
   }
   EXPECT_EQ(run(call), broken.status);
   expect_words(broken.words);

@@ -4,7 +4,7 @@
 // overwrite. Without any the results must agree with the reference. With some the call may have
 // become invalid: then it must fail with a message and leave every byte alone. If it is still
 // valid, and the memory it describes is really there, it must run, keep to that memory and give the
-// same bits twice.
+// same bits once more when it is prepared first.
 //
 // LLVMFuzzerTestOneInput() is what libFuzzer looks for (build with -DEVENKEEL_LIBFUZZER); the
 // main() here makes inputs of its own for a bounded time and prints the one that failed.
@@ -88,9 +88,13 @@ void run_mutated(const Case& c, Problem& problem, CallStructs& call, bool backwa
   char text[64];
   if (call.explain(backward, text, sizeof text) != queried)
     fail(c, "query and explanation disagree");
+  ek_prepared prepared;
+  if (call.prepare(backward, &prepared) != queried) fail(c, "query and preparation disagree");
   if (queried != EK_OK) {
+    expect_failure(c, problem, before, ek_run(&prepared, nullptr, 0), EK_INVALID_ARGUMENT);
     return expect_failure(c, problem, before, call.run(backward), queried);
   }
+  if (prepared.workspace_size != bytes) fail(c, "query and preparation want different workspaces");
   if (!before.same()) fail(c, "a query has written");
   if (bytes > kMaxWorkspace || !call.is_backed(problem, backward)) return;
 
@@ -111,8 +115,8 @@ void run_mutated(const Case& c, Problem& problem, CallStructs& call, bool backwa
   const Snapshot first(problem);
   before.restore();
   workspace.poison();
-  if (call.run(backward) != EK_OK) fail(c, "a valid call fails the second time");
-  if (!first.same()) fail(c, "two runs give different bits");
+  if (ek_run(&prepared, workspace.data(), bytes) != EK_OK) fail(c, "a prepared call fails");
+  if (!first.same()) fail(c, "the prepared call gives different bits");
   if (!workspace.guards_intact()) fail(c, "the guards around the workspace were written to");
   expect_guards(c, problem);
 }

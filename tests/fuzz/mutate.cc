@@ -239,6 +239,11 @@ ek_status CallStructs::run(bool backward) {
                   : ek_forward(problem_.get(), forward_.get(), execution_.get());
 }
 
+ek_status CallStructs::prepare(bool backward, ek_prepared* prepared) {
+  return backward ? ek_prepare_backward(problem_.get(), backward_.get(), execution_.get(), prepared)
+                  : ek_prepare_forward(problem_.get(), forward_.get(), execution_.get(), prepared);
+}
+
 ek_status CallStructs::explain(bool backward, char* text, size_t capacity) {
   return backward ? ek_explain_backward(problem_.get(), backward_.get(), execution_.get(), nullptr,
                                         text, capacity)

@@ -45,6 +45,7 @@ class CallStructs {
 
   ek_status query(bool backward, size_t* bytes);
   ek_status run(bool backward);
+  ek_status prepare(bool backward, ek_prepared* prepared);
   ek_status explain(bool backward, char* text, size_t capacity);
   ek_execution& execution() { return *execution_; }
 
