@@ -4,12 +4,18 @@
 // claims a task by a compare-and-swap on it. A worker that wakes late finds nothing to claim and
 // disturbs nobody, and the caller claims whatever no worker has taken: it never waits for a thread
 // to start. So the pool also works, serially, when it is busy with another caller's job, when it is
-// entered from one of its own tasks, and in a forked child without workers.
+// entered from one of its own tasks, and where the system gives it no threads.
+//
+// The pool outlives everything: it is ready before the first call, and workers may run until the
+// process is gone, so nothing here is constructed late, allocated or destroyed, and the library is
+// never unloaded (CMakeLists.txt). A forked child starts with an idle pool that has no workers.
 #include "core/parallel.h"
+
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
-#include <system_error>
+#include <csignal>
 #include <thread>
 
 #ifdef __linux__
@@ -53,14 +59,28 @@ void leave_processor([[maybe_unused]] int taken) {
 #endif
 }
 
+// Threads that are made meanwhile never get the process's signals: a program may block one in its
+// own threads, to wait for it, long after the pool has started. Faults of a thread itself still
+// reach their handlers, and so do the ticks of profilers.
+class SignalsHeldBack {
+ public:
+  SignalsHeldBack() {
+    sigset_t signals;
+    sigfillset(&signals);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGPROF})
+      sigdelset(&signals, own);
+    pthread_sigmask(SIG_SETMASK, &signals, &before_);
+  }
+  ~SignalsHeldBack() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeldBack(const SignalsHeldBack&) = delete;
+  SignalsHeldBack& operator=(const SignalsHeldBack&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 class Pool {
  public:
-  // Never destroyed: workers may outlive static destructors.
-  static Pool& instance() {
-    static Pool* pool = new Pool;
-    return *pool;
-  }
-
   void run(int64_t tasks, void (*task)(void*, int64_t), void* argument) {
     if (tasks > kMaxThreads || busy_.test_and_set(std::memory_order_acquire)) {
       for (int64_t i = 0; i < tasks; ++i) task(argument, i);
@@ -87,6 +107,13 @@ class Pool {
     busy_.clear(std::memory_order_release);
   }
 
+  // In a forked child: the workers are gone, and so is the caller who may have kept them busy.
+  void start_over() {
+    workers_ = 0;
+    job_.store(0, std::memory_order_relaxed);
+    busy_.clear(std::memory_order_release);
+  }
+
  private:
   bool claim_and_run() {
     uint64_t job = job_.load(std::memory_order_acquire);
@@ -104,7 +131,7 @@ class Pool {
     }
   }
 
-  void work() {
+  [[noreturn]] void work() {
     uint32_t seen = 0;
     for (;;) {
       for (int spins = 0; spins < kSpins && published_.load(std::memory_order_acquire) == seen;
@@ -119,13 +146,15 @@ class Pool {
     }
   }
 
+  // As far as the system gives threads: the caller does what nobody else does.
   void grow(int wanted) {
+    if (workers_ >= wanted) return;
+    const SignalsHeldBack signals;
     for (; workers_ < wanted; ++workers_) {
-      try {
-        std::thread([this] { work(); }).detach();
-      } catch (const std::system_error&) {
-        return;  // the system gives no more threads: the caller does the work
-      }
+      pthread_t worker;
+      const auto work = [](void* pool) -> void* { static_cast<Pool*>(pool)->work(); };
+      if (pthread_create(&worker, nullptr, work, this) != 0) return;
+      pthread_detach(worker);
     }
   }
 
@@ -140,13 +169,20 @@ class Pool {
   alignas(64) std::atomic<int64_t> unfinished_{0};
 };
 
+constinit Pool pool;
+
+// Found out when the library is loaded. A child that is forked while another thread is inside a
+// call must not find the lock of a half-made local static.
+const int32_t kProcessors = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+[[maybe_unused]] const int kForkHandler =
+    pthread_atfork(nullptr, nullptr, [] { pool.start_over(); });
+
 }  // namespace
 
 Parallel::Parallel(int32_t threads) : parallel_ EK_PARALLEL_INIT {
-  static const int32_t processors = std::max(1u, std::thread::hardware_concurrency());
-  parallel_.threads = std::min(threads > 0 ? threads : processors, kMaxThreads);
+  parallel_.threads = std::min(threads > 0 ? threads : kProcessors, kMaxThreads);
   parallel_.run = [](void*, int64_t tasks, void (*task)(void*, int64_t), void* argument) {
-    Pool::instance().run(tasks, task, argument);
+    pool.run(tasks, task, argument);
   };
 }
 

@@ -58,10 +58,8 @@ Choice choose() {
   return choice;
 }
 
-const Choice& chosen() {
-  static const Choice choice = choose();
-  return choice;
-}
+// Made when the library is loaded: see core/parallel.cc.
+const Choice kChoice = choose();
 
 const KernelTable& kernels_for(Storage storage) {
   switch (storage) {
@@ -98,12 +96,12 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
     note.set("tensors are on a device, and this backend reads host memory");
     return false;
   }
-  if (chosen().target < 0) {
+  if (kChoice.target < 0) {
     note.set(
         "EVENKEEL_CPU_TARGET is %s, which this build or machine does not have; "
         "ek_cpu_target_name() lists those "
         "that it has",
-        chosen().wanted);
+        kChoice.wanted);
     return false;
   }
   const Plan plan = make_plan(call);
@@ -114,7 +112,7 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
 void describe(const Call& call, const AnyPlan& planned, Note& note) {
   const Plan& plan = planned.get<Plan>();
   note.set("%s, %s kernels, arithmetic in %s, %lld thread%s%s%s",
-           name_of(static_cast<Target>(chosen().target)), name_of(plan.kind), name_of(call.compute),
+           name_of(static_cast<Target>(kChoice.target)), name_of(plan.kind), name_of(call.compute),
            static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
            plan.split ? ", statistics split over threads" : "",
            plan.stream ? ", streaming stores" : "");
@@ -122,7 +120,7 @@ void describe(const Call& call, const AnyPlan& planned, Note& note) {
 
 ek_status run(const Call& call, const AnyPlan& planned) {
   const Plan& plan = planned.get<Plan>();
-  kernels_for(plan.storage)[chosen().target](call, plan);
+  kernels_for(plan.storage)[kChoice.target](call, plan);
   return EK_OK;
 }
 

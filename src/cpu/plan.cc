@@ -28,14 +28,16 @@ int64_t last_cache() {
   return told ? kilobytes * 1024 : 0;
 }
 
+// Made when the library is loaded: see core/parallel.cc.
+const int64_t kLastCache = last_cache();
+
 // Results from this size on go past the caches: a plain store would first read what it is about to
 // overwrite. Measured on a Xeon with a last cache of more than 100 MB: at 32 MB streaming takes two
 // thirds of the time, at 16 MB and below the same or more; and on an EPYC that has 32 MB: at 12 MB
 // it takes two thirds, too.
 int64_t stream_bytes() {
   constexpr int64_t kMost = int64_t{24} << 20;
-  static const int64_t cache = last_cache();
-  return cache == 0 ? kMost : std::min(kMost, cache / 4);
+  return kLastCache == 0 ? kMost : std::min(kMost, kLastCache / 4);
 }
 
 // Rows of pixels are filled up to about this many elements, and strips of them to that many, in not

@@ -19,7 +19,7 @@ SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".cuh", ".inc"}
 # Room -> what its files may include. A room may always include itself.
 ALLOWED = {
     "include": {"std"},
-    "core": {"std", "include", "scheduler"},
+    "core": {"std", "include", "threads"},
     "reference": {"std", "include", "core"},
     "cpu": {"std", "include", "core", "highway", "intrinsics"},
     "cuda": {"std", "include", "core", "cuda toolkit"},
@@ -37,7 +37,7 @@ OUTSIDE = {
     "tensorflow": ("tensorflow/", "tsl/", "absl/"),
     "jax": ("jax/", "jaxlib/", "xla/"),
     "cuda toolkit": ("cuda", "cub/", "thrust/", "nv/", "cooperative_groups", "cublas", "mma.h"),
-    "scheduler": ("sched.h",),
+    "threads": ("pthread.h", "sched.h"),
     "intrinsics": ("immintrin.h", "x86intrin.h", "arm_neon.h", "arm_sve.h", "cpuid.h"),
 }
 
