@@ -245,7 +245,8 @@ EK_API const char* ek_status_name(ek_status);
 EK_API const char* ek_backend_name(int32_t index);
 
 /* The CPU backend's instruction sets that this machine can run, best first; NULL past the last. The environment
- * variable EVENKEEL_CPU_TARGET=<name> makes the CPU backend use another one than the best. */
+ * variable EVENKEEL_CPU_TARGET=<name>, read when the library is loaded, makes the CPU backend use another one than
+ * the best. */
 EK_API const char* ek_cpu_target_name(int32_t index);
 
 /* "0.1.0": of the library, to compare with the header's. */
