@@ -113,23 +113,22 @@ struct Gpu {
 };
 #endif
 
-// Asks for the workspace, then makes the call: ek_forward's pair or ek_backward's.
-template <typename Device, typename Args>
+// Prepares a call (ek_prepare_forward or ek_prepare_backward), makes room for its workspace, runs it.
+template <typename Device, typename Args, typename Prepare>
 absl::Status call(OpKernelContext* context, const ek_problem& problem, int64_t elements,
-                  const Args& args,
-                  ek_status (*size)(const ek_problem*, const Args*, const ek_execution*, size_t*),
-                  ek_status (*run)(const ek_problem*, const Args*, const ek_execution*)) {
+                  const Args& args, Prepare prepare) {
   Device device;
   ek_execution execution = EK_EXECUTION_INIT;
   device.enter(context, elements, execution);
-  TF_RETURN_IF_ERROR(to_status(size(&problem, &args, &execution, &execution.workspace_size)));
+  ek_prepared prepared;
+  TF_RETURN_IF_ERROR(to_status(prepare(&problem, &args, &execution, &prepared)));
+  const size_t bytes = prepared.workspace_size;
   Tensor workspace;
-  if (execution.workspace_size != 0) {
-    const TensorShape bytes({static_cast<int64_t>(execution.workspace_size)});
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8, bytes, &workspace));
-    execution.workspace = workspace.data();
+  if (bytes != 0) {
+    const TensorShape shape({static_cast<int64_t>(bytes)});
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8, shape, &workspace));
   }
-  return to_status(run(&problem, &args, &execution));
+  return to_status(ek_run(&prepared, bytes == 0 ? nullptr : workspace.data(), bytes));
 }
 
 // One input or output of an operator; absent where the index is negative.
@@ -262,7 +261,7 @@ class Norm : public OpKernel {
       if (problem.op != EK_RMS_NORM) args.mean = mean->data();
       args.rstd = rstd->data();
     }
-    return call<Device>(context, problem, y.NumElements(), args, ek_forward_workspace, ek_forward);
+    return call<Device>(context, problem, y.NumElements(), args, ek_prepare_forward);
   }
 
   absl::Status forward(OpKernelContext* context) const {
@@ -315,8 +314,7 @@ class Norm : public OpKernel {
     args.dx = tensor_of(*dx);
     args.dweight = vector_of(dweight);
     args.dbias = vector_of(dbias);
-    return call<Device>(context, sizes.problem, dx->NumElements(), args, ek_backward_workspace,
-                        ek_backward);
+    return call<Device>(context, sizes.problem, dx->NumElements(), args, ek_prepare_backward);
   }
 
   ek_problem problem_ = EK_PROBLEM_INIT;

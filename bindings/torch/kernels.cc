@@ -247,7 +247,6 @@ struct Execution {
   ek_parallel parallel = EK_PARALLEL_INIT;
   ek_execution execution = EK_EXECUTION_INIT;
   c10::OptionalDeviceGuard guard;
-  Tensor workspace;
 
   explicit Execution(const Tensor& x) {
     if (x.is_cpu()) {
@@ -263,11 +262,16 @@ struct Execution {
     execution.stream = impl.getStream(x.device()).native_handle();
   }
 
-  void reserve(const Tensor& x, size_t bytes) {
-    if (bytes == 0) return;
-    workspace = Memory{x, true}.make({c10::SymInt(static_cast<int64_t>(bytes))}, at::kByte);
-    execution.workspace = address_of(workspace);
-    execution.workspace_size = bytes;
+  // Checked and planned once: prepare is ek_prepare_forward or ek_prepare_backward.
+  template <class Args, class Prepare>
+  void run(const Tensor& x, const ek_problem& problem, const Args& args, Prepare prepare) const {
+    ek_prepared prepared;
+    check(prepare(&problem, &args, &execution, &prepared));
+    Tensor workspace;
+    const size_t bytes = prepared.workspace_size;
+    if (bytes != 0)
+      workspace = Memory{x, true}.make({c10::SymInt(static_cast<int64_t>(bytes))}, at::kByte);
+    check(ek_run(&prepared, bytes == 0 ? nullptr : address_of(workspace), bytes));
   }
 };
 
@@ -351,11 +355,7 @@ Result run_forward(const ForwardCall& call) {
     if (norm.centers()) args.mean = address_of(result.mean);
     args.rstd = address_of(result.rstd);
   }
-  Execution run(x);
-  size_t bytes = 0;
-  check(ek_forward_workspace(&shape.problem, &args, &run.execution, &bytes));
-  run.reserve(x, bytes);
-  check(ek_forward(&shape.problem, &args, &run.execution));
+  Execution(x).run(x, shape.problem, args, ek_prepare_forward);
   Shape::finish(to, result.y);
   return result;
 }
@@ -389,11 +389,7 @@ Gradients run_backward(const BackwardCall& call) {
   };
   if (wanted[1]) args.dweight = parameter(result.dweight);
   if (wanted[2]) args.dbias = parameter(result.dbias);
-  Execution run(x);
-  size_t bytes = 0;
-  check(ek_backward_workspace(&shape.problem, &args, &run.execution, &bytes));
-  run.reserve(x, bytes);
-  check(ek_backward(&shape.problem, &args, &run.execution));
+  Execution(x).run(x, shape.problem, args, ek_prepare_backward);
   if (wanted[0]) Shape::finish(to, result.dx);
   return result;
 }
