@@ -5,7 +5,8 @@ stands in the block behind it, which is marked as text. What a script has made, 
 left to that script.
 
 Where a Python block runs: those of docs/tensorflow.md in tests/tensorflow/test_docs.py, those with
-Composer's Trainer in test_composer.py, all others in test_docs.py.
+Composer's Trainer in test_composer.py, those with onnxruntime in test_onnx.py, all others in
+test_docs.py.
 """
 
 import contextlib
@@ -57,6 +58,8 @@ def environment(block):
     """Which tests run a Python block."""
     if block.document == "docs/tensorflow.md":
         return "tensorflow"
+    if "import onnxruntime" in block.text:
+        return "onnx"
     return "composer" if "from composer" in block.text else "torch"
 
 

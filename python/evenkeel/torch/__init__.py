@@ -5,7 +5,8 @@ What belongs to `fuse` is imported when it is first asked for: most programs bui
 """
 
 from evenkeel.torch import _load as _load  # first: it says what is missing
-from evenkeel.torch import functional
+from evenkeel.torch import exporting, functional
+from evenkeel.torch.exporting import decompositions
 from evenkeel.torch.functional import group_norm, layer_norm, rms_norm
 from evenkeel.torch.modules import GroupNorm, LayerNorm, RMSNorm
 
@@ -17,12 +18,15 @@ __all__ = [
     "apply_fused_layernorm",
     "apply_low_precision_groupnorm",
     "apply_low_precision_layernorm",
+    "decompositions",
     "functional",
     "fuse",
     "group_norm",
     "layer_norm",
     "rms_norm",
 ]
+
+exporting.register()
 
 
 def __getattr__(name):
