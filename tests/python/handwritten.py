@@ -132,6 +132,17 @@ class WrittenOutLayerNorm(nn.Module):
         return (self.scale.float() * y + self.beta.float()).to(x.dtype)
 
 
+class FixedWeightNorm(nn.Module):
+    """No parameter."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("weight", torch.linspace(0.5, 2, n))
+
+    def forward(self, x):
+        return (unit(x.float(), 1e-6) * self.weight.float()).to(x.dtype)
+
+
 @dataclass(frozen=True)
 class Honest:
     """A hand-written norm, and what of its recipe is known."""
@@ -158,6 +169,7 @@ HONEST = {
         Honest(FloatLayerNorm, "layer_norm", "eps", bias="bias"),
         Honest(BiasFreeLayerNorm, "layer_norm", 1e-5),
         Honest(PlainLayerNorm, "layer_norm", 1e-5, weight=None),
+        Honest(FixedWeightNorm, "rms_norm", 1e-6),
         Honest(WrittenOutLayerNorm, "layer_norm", "variance_epsilon", "scale", "beta"),
     ]
 } | {"PlainRmsNorm": Honest(lambda _: PlainRmsNorm(), "rms_norm", 1e-6, weight=None)}
@@ -399,6 +411,85 @@ LIARS = {
 } | {"UnitLengthNorm": lambda _: UnitLengthNorm()}
 
 
+class ImageLayerNorm(nn.LayerNorm):
+    """Over the channels of (N, C, H, W), as most models of images write it."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class WrittenOutImageLayerNorm(nn.Module):
+    """The same without a permutation; rows give a result of another shape."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = nn.Parameter(torch.zeros(n))
+
+    def forward(self, x):
+        x = x - x.mean(1, keepdim=True)
+        x = x / torch.sqrt(x.square().mean(1, keepdim=True) + 1e-6)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class SequenceLayerNorm(nn.LayerNorm):
+    """Over the channels of (N, C, L)."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 1)).permute(0, 2, 1)
+
+
+class PixelNorm(nn.Module):
+    """Without a weight it takes anything; for two dimensions it is a norm of rows."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-8)
+
+
+IMAGE, SEQUENCE = "(N, C, H, W)", "(N, C, L)"
+BOTH = f"{SEQUENCE} and {IMAGE}"
+
+# Each with the norm that it is, and of what.
+OF_CHANNELS = {
+    "ImageLayerNorm": (ImageLayerNorm, "layer_norm", IMAGE),
+    "WrittenOutImageLayerNorm": (WrittenOutImageLayerNorm, "layer_norm, eps=1e-06", IMAGE),
+    "SequenceLayerNorm": (SequenceLayerNorm, "layer_norm", SEQUENCE),
+    "PixelNorm": (lambda _: PixelNorm(), "rms_norm, eps=1e-08", BOTH),
+}
+
+
+class ScaledImageLayerNorm(ImageLayerNorm):
+    def forward(self, x):
+        return 1.001 * super().forward(x)
+
+
+class OtherImageLayerNormInEval(ImageLayerNorm):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.training else 2 * y
+
+
+class InstanceOfAnImage(WrittenOutImageLayerNorm):
+    """Normalizes each channel, not the channels of each pixel."""
+
+    def forward(self, x):
+        mean, variance = x.mean((2, 3), keepdim=True), x.var((2, 3), keepdim=True)
+        x = (x - mean) * torch.rsqrt(variance + 1e-6)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class RunningNorm(Rms):
+    """A batch norm: it keeps statistics."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.register_buffer("mean", torch.zeros(n))
+
+    def forward(self, x):
+        self.mean.lerp_(x.detach().reshape(-1, x.shape[-1]).mean(0), 0.1)
+        return (x - self.mean) * self.weight
+
+
 class Gated(Rms):
     def forward(self, x, gate=None):
         return super().forward(x if gate is None else x * F.silu(gate))
@@ -412,4 +503,147 @@ class Renamed(nn.LayerNorm):
 
 
 class RenamedTwice(Renamed):
+    pass
+
+
+# ---- norms that hold other modules, and modules that hold norms ----
+
+
+class Activated:
+    """In front of a norm: it holds an activation, as timm's do."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.drop, self.act = nn.Identity(), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class GroupNormAct(Activated, nn.GroupNorm):
+    pass
+
+
+class LayerNormAct(Activated, nn.LayerNorm):
+    pass
+
+
+class BatchNormAct(Activated, nn.BatchNorm2d):
+    pass
+
+
+class RmsNormAct(Activated, Rms):
+    pass
+
+
+class NamelessAct(Activated, Rms):
+    """Nothing but an epsilon and a vector says that it is a norm."""
+
+
+class ConditionalNorm(nn.Module):
+    """Another module makes its weight."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.scale = nn.Linear(n, n)
+
+    def forward(self, x, condition):
+        return unit(x, 1e-6) * (1 + self.scale(condition))
+
+
+class Scale(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class NormOfParts(nn.Module):
+    """Its weight is in another module."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.scale = Scale(n)
+
+    def forward(self, x):
+        return self.scale(unit(x, 1e-6))
+
+
+class NormAndLayer(Rms):
+    """A layer stands behind the norm."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.layer = nn.Linear(n, n)
+
+    def forward(self, x):
+        return self.layer(super().forward(x))
+
+
+class WithTorchsForward(nn.LayerNorm):
+    """It holds a module that its forward does not use."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.spare = nn.Dropout(0.1)
+
+
+class PreNorm(nn.Module):
+    def __init__(self, norm, inner):
+        super().__init__()
+        self.norm, self.inner = norm, inner
+
+    def forward(self, x):
+        return x + self.inner(self.norm(x))
+
+
+class ScaledNorm(nn.Module):
+    """A norm and a vector, and an epsilon that it hands on."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.eps = 1e-6
+        self.norm = nn.RMSNorm(n, self.eps, elementwise_affine=False)
+        self.scale = nn.Parameter(torch.ones(n))
+
+    def forward(self, x):
+        return self.norm(x) * self.scale
+
+
+class Mixer(Rms):
+    """Has an epsilon and vectors, but for something else."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.layer = nn.Linear(n, n)
+
+    def forward(self, x):
+        return self.layer(x) + self.weight
+
+
+class Router(Rms):
+    """The same without another layer."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.matrix, self.act = nn.Parameter(torch.ones(n, n)), nn.Sigmoid()
+
+    def forward(self, x):
+        return self.act(x @ self.matrix) + self.weight
+
+
+class ConvNormAct(nn.Module):
+    """Its norm can be left away."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(8, 8, 3), norm, nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
+class Norms(nn.ModuleList):
     pass

@@ -20,7 +20,7 @@ ZERO = 1e-6  # relative to the largest gradient of a model
 
 GATED = "its forward takes other arguments: gate"
 MATRIX = "its weight is not one-dimensional"
-RAISED = "its forward raised"
+OF_CHANNELS = "it is layer_norm over the channels of (N, C, H, W)"
 NOT_REPRODUCED = "no candidate reproduces it"
 
 
@@ -82,12 +82,12 @@ class Entry:
 
 
 def norms_of(model):
-    """By name. What has children only holds a norm; weight norm and its like normalize no activations."""
+    """By name. What has children alone holds a norm; weight norm and its like normalize no activations."""
     return {
         name: module
         for name, module in model.named_modules()
         if "norm" in type(module).__name__.lower()
-        and not list(module.children())
+        and (list(module.parameters(recurse=False)) or not list(module.children()))
         and ".parametrizations." not in name
     }
 
@@ -176,7 +176,8 @@ STATE_SPACE = {"state_size": 8, "conv_kernel": 4, "expand": 2}
 
 
 def model(name, inputs, norms, left=None, **settings):
-    """transformers' class of this name with the given settings beside COMMON."""
+    """transformers' class of this name with the given settings beside COMMON; None leaves one out."""
+    given = {key: value for key, value in (COMMON | settings).items() if value is not None}
 
     def make():
         try:
@@ -185,7 +186,7 @@ def model(name, inputs, norms, left=None, **settings):
             made = getattr(transformers, name)
         except (ImportError, AttributeError) as error:
             raise MissingError(f"{name}: {error}") from error
-        return made(made.config_class(**(COMMON | settings)))
+        return made(made.config_class(**given))
 
     return Entry(name, make, inputs, norms, left or {})
 
@@ -380,20 +381,31 @@ ZOO = [
         vision_config=COMMON | VISION,
         projection_dim=32,
     ),
-    # One class: with the channels last it is a layer norm, with the channels first it is none of rows.
+    # One class: with the channels last it is a layer norm of rows, with the channels first it is not.
     classifier(
         "ConvNext",
         5,
-        {"*.embeddings.layernorm": RAISED, "*.downsampling_layer.*": RAISED},
+        {"*.embeddings.layernorm": OF_CHANNELS, "*.downsampling_layer.*": OF_CHANNELS},
         num_stages=2,
         hidden_sizes=[16, 32],
         depths=[1, 1],
         layer_scale_init_value=1.0,
     ),
+    # Each of its norms holds an activation.
+    classifier(
+        "Bit",
+        7,
+        {"*": "it is a group norm with a forward of its own"},
+        embedding_size=32,
+        hidden_sizes=[32, 64],
+        depths=[1, 1],
+        num_groups=8,
+        num_hidden_layers=None,
+    ),
     classifier(
         "ResNet",
         6,
-        {"*": "BatchNorm2d is neither"},
+        {"*": "evenkeel has no batch norm"},
         embedding_size=16,
         hidden_sizes=[16, 32],
         depths=[1, 1],

@@ -19,6 +19,7 @@ from evenkeel.torch.replica import (
     BF16,
     F32,
     RaisedError,
+    RefusedError,
     Subject,
     UnlikeError,
     apart,
@@ -94,9 +95,7 @@ def has_eps(module):
 
 
 def looks_like_norm(module):
-    """Where the name does not say so: a subclass of torch's norms, or an epsilon and a vector."""
-    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm)):
-        return True
+    """Where neither name nor class says so: an epsilon and a vector."""
     return has_eps(module) and any(map(is_vector, tensors_of(module).values()))
 
 
@@ -112,6 +111,9 @@ def misfit(module):
         return f"its forward takes other arguments: {', '.join(others)}"
     if not arguments:
         return "its forward takes no argument"
+    held = [name for name, child in module._modules.items() if child is not None]
+    if held:
+        return f"it holds other modules: {', '.join(held[:4])}{', ...' if len(held) > 4 else ''}"
     parameters = {name: p for name, p in module._parameters.items() if p is not None}
     for name, parameter in parameters.items():
         if torch.nn.parameter.is_lazy(parameter):
@@ -172,7 +174,15 @@ def prove(module):
 
 def proof(module):
     size = size_of(module)
-    subject = next(subjects(module, [size] if size else sizes_of(module)))
+    sizes = [size] if size else sizes_of(module)
+    try:
+        return proof_of_rows(module, sizes)
+    except UnlikeError as refusal:
+        raise told_of_channels(module, sizes, refusal) from refusal
+
+
+def proof_of_rows(module, sizes):
+    subject = next(subjects(module, sizes))
     recipe = found(subject)
     check_results(subject, recipe)
     check_gradients(subject, recipe, F32, F32_GRADIENT_ERROR)
@@ -187,12 +197,25 @@ def proof(module):
     return replace(recipe, size=others[0].n) if len(others) == 1 else recipe
 
 
-def subjects(module, sizes):
+def told_of_channels(module, sizes, refusal):
+    """What to say of a module that is no norm of rows, as `refusal` tells: it may be one of channels."""
+    try:
+        subject = next(subjects(module, sizes, channels=True))
+        recipe = found(subject)
+        check_results(subject, recipe)
+    except RefusedError:
+        return refusal
+    except UnlikeError as other:
+        return other if isinstance(refusal, RefusedError) else refusal
+    return UnlikeError(f"it is {recipe}{subject.where}: evenkeel has no kernel for that yet")
+
+
+def subjects(module, sizes, channels=False):
     """For those sizes that the forward takes, at least one."""
     taken = False
     for n in sizes:
         try:
-            subject = Subject(module, n)
+            subject = Subject(module, n, channels)
         except RaisedError as raised:
             error = raised
         else:
@@ -237,7 +260,7 @@ def found(subject):
             # The mean: rows that only epsilon is wrong for are few.
             if closest is None or off.mean() < offs[0]:
                 closest, offs = recipe, [off.mean(), off.max()]
-    raise unlike(f"{closest} is the closest, {percent(offs[1])} off")
+    raise unlike(f"{closest}{subject.where} is the closest, {percent(offs[1])} off")
 
 
 def affine(vectors, norm):
@@ -274,13 +297,15 @@ def check_results(subject, recipe, dtype=F32, **attributes):
         off = distance(ours(recipe, replica, x), subject.run(replica, x)).max()
         if off > F32_ERROR:
             mode = "training" if training else "evaluation"
-            raise unlike(f"{recipe} is {percent(off)} off with {len(shape)} dimensions in {mode}")
+            case = f"{len(shape)} dimensions in {mode}"
+            raise unlike(f"{recipe}{subject.where} is {percent(off)} off with {case}")
 
 
 def check_gradients(subject, recipe, dtype, allowed):
     replica, x = subject.replica(dtype), subject.input(dtype=dtype).requires_grad_()
     leaves = {"input": x}
-    leaves |= {name: getattr(replica, name) for name in (recipe.weight, recipe.bias) if name}
+    for name in filter(None, (recipe.weight, recipe.bias)):
+        leaves[name] = getattr(replica, name).requires_grad_()
     y = subject.run(replica, x)
     if not y.requires_grad:
         raise UnlikeError("its result has no gradient")

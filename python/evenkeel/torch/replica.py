@@ -24,8 +24,12 @@ class UnlikeError(Exception):
     """The module is not one of evenkeel's norms; the text says why."""
 
 
-class RaisedError(UnlikeError):
-    """Its forward did."""
+class RefusedError(UnlikeError):
+    """Its forward does not take such an input."""
+
+
+class RaisedError(RefusedError):
+    """Its forward raised an error."""
 
 
 def name_of(dtype):
@@ -50,10 +54,14 @@ def is_piece(parameter):
 
 
 class Subject:
-    """A module's forward, and rows of n elements that tell norms apart."""
+    """A module's forward, and rows of n elements that tell norms apart.
 
-    def __init__(self, module, n):
-        self.module, self.n = module, n
+    channels: the forward gets these rows as the channels of a sequence or of an image, so that what
+    normalizes channels is seen as a norm of rows.
+    """
+
+    def __init__(self, module, n, channels=False):
+        self.module, self.n, self.channels = module, n, channels
         self.original = type(module)
         self.generator = torch.Generator().manual_seed(0)
         tensors = tensors_of(module)
@@ -74,7 +82,15 @@ class Subject:
         a, b, c = (5, 5, 5) if n in (2, 3, 4, 12) else (3, 2, 2)
         self.rows = self.make_rows(a * b * c)
         self.dy = self.random(self.rows.shape)
-        self.shapes = self.working([(a * b * c, n), (a, b * c, n), (a, b, c, n)])
+        shapes = [(a * b * c, n), (a, b * c, n), (a, b, c, n)]
+        self.shapes = self.working(shapes[1:] if channels else shapes)
+
+    @property
+    def where(self):
+        """The layouts, as text behind a recipe."""
+        layouts = {3: "(N, C, L)", 4: "(N, C, H, W)"}
+        named = " and ".join(layouts[len(shape)] for shape in self.shapes) if self.channels else ""
+        return named and f" over the channels of {named}"
 
     def random(self, shape):
         return torch.randn(shape, generator=self.generator, dtype=F32, device="cpu").to(self.device)
@@ -113,7 +129,8 @@ class Subject:
         state |= {**attributes, "training": training}
         for name, tensor in tensors_of(module).items():
             if name in self.values:
-                new = self.values[name].to(dtype, copy=True).requires_grad_()
+                new = self.values[name].to(dtype, copy=True)
+                new.requires_grad_(name not in module._buffers)  # which a forward may write to
             elif tensor.is_meta:
                 new = torch.zeros_like(tensor, device=self.device)
             else:
@@ -130,22 +147,23 @@ class Subject:
 
     def run(self, replica, x):
         """The result of the module's own forward, which may do nothing else."""
+        if self.channels:
+            x = x.movedim(-1, 1).contiguous()
         given, before = x.detach().clone(), State(replica)
         try:
             y = self.original.forward(replica, x)
         except Exception as error:
-            where = "" if x.dtype == F32 else f" for {name_of(x.dtype)}"
-            text = " ".join(str(error).split())[:200]
-            raise RaisedError(
-                f"its forward raised {type(error).__name__}{where}: {text}"
-            ) from error
+            what = f"{type(error).__name__} for {name_of(x.dtype)} of shape {tuple(x.shape)}"
+            text = " ".join([f"{what}:", *str(error).split()])[:250]
+            raise RaisedError(f"its forward raised {text.rstrip(':')}") from error
         if not torch.is_tensor(y) or y.shape != x.shape:
-            raise UnlikeError("its result is not a tensor of the shape of its input")
+            shape = tuple(x.shape)
+            raise RefusedError(f"its result is not a tensor of the shape of its input, {shape}")
         if not torch.equal(given, x.detach()):
             raise UnlikeError("its forward changes its input")
         if not before.still_holds():
             raise UnlikeError("its forward changes the module")
-        return y
+        return y.movedim(1, -1) if self.channels else y
 
 
 def contained(value, depth=DEPTH):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from evenkeel.torch import modules, probe
-from evenkeel.torch.replica import tensors_of
+from evenkeel.torch.replica import is_vector, tensors_of
 from evenkeel.torch.report import Replacement, Report, Skipped, forget_compiled, set_class
 
 MIXED = ("amp_fp16", "amp_bf16", "amp")
@@ -165,20 +165,62 @@ def _is_fused(module):
     return isinstance(module, modules.Fused)
 
 
+# torch's norms that evenkeel does not have.
+LACKING = {
+    torch.nn.modules.batchnorm._BatchNorm: "batch norm",
+    torch.nn.modules.instancenorm._InstanceNorm: "instance norm",
+    torch.nn.LocalResponseNorm: "local response norm",
+    torch.nn.CrossMapLRN2d: "local response norm",
+}
+OF_TORCH = (*(known for known, *_ in modules.OF_TORCH.values()), *LACKING)
+
+
 def looks_like_norm(module):
-    """Whether a report should say something about the module; a proof asks for more."""
-    if _is_fused(module) or _torchs(module):
+    """Whether the report must say something about the module; a proof asks for more.
+
+    It must for torch's norms and their subclasses, and for what is called a norm or looks like one,
+    unless that is a block made of other modules.
+    """
+    if _is_fused(module) or isinstance(module, OF_TORCH):
         return True
     scripted = isinstance(module, SCRIPTED)
-    name = module.original_name if scripted else type(module).__name__
-    named = "norm" in name.lower()
+    name = (module.original_name if scripted else type(module).__name__).lower()
+    named = "norm" in name
     if "parametrizations" in module._modules:
         return named or probe.has_eps(module)
     # torch.nn.utils has what norms parameters, such as weight_norm.
-    of_utils = type(module).__module__.startswith("torch.nn.utils.")
-    if of_utils or next(module.children(), None) is not None:
+    if type(module).__module__.startswith("torch.nn.utils."):
         return False
-    return named or (not scripted and probe.looks_like_norm(module))
+    if not named and (scripted or not probe.looks_like_norm(module)):
+        return False
+    inner = list(_inside(module))
+    return not inner or not _is_block(module, name, inner)
+
+
+def _is_block(module, name, inner):
+    """Whether a module that holds others, and may be a norm by its looks, is none itself."""
+    if any(map(looks_like_norm, inner)):
+        return True
+    if name.endswith("norm"):
+        return False
+    if "norm" not in name:
+        return any(map(_has_matrix, [module, *inner]))
+    has_vector = any(map(is_vector, tensors_of(module).values()))
+    return not has_vector and any(map(_has_matrix, inner))
+
+
+def _inside(module):
+    """All modules that a module holds, some perhaps several times."""
+    for child in module._modules.values():
+        if child is not None:
+            yield child
+            yield from _inside(child)
+
+
+def _has_matrix(module):
+    """As linear layers and convolutions do."""
+    tensors = tensors_of(module).values()
+    return any(torch.nn.parameter.is_lazy(tensor) or tensor.dim() > 1 for tensor in tensors)
 
 
 def _torchs(module):
@@ -220,8 +262,11 @@ def _planned(module, kinds):
         return _switched_off(norm, kinds) or _planned_torchs(module, norm)
     if isinstance(module, torch.nn.GroupNorm):
         return _switched_off("group_norm", kinds) or "it is a group norm with a forward of its own"
+    for known, name in LACKING.items():
+        if isinstance(module, known):
+            return f"evenkeel has no {name}"
     if str(getattr(original.forward, "__module__", None)).startswith("torch.nn."):
-        return f"{original.__name__} is neither layer norm nor RMS norm nor group norm"
+        return f"its forward is torch's {original.forward.__qualname__}"
     recipe = probe.prove(module)
     if isinstance(recipe, str):
         return recipe
