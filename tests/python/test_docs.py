@@ -24,7 +24,7 @@ from documents import (
     with_output,
 )
 from torch import nn
-from trainers_support import norms
+from trainers_support import needs, norms
 
 import evenkeel.torch as ek
 from evenkeel import _native
@@ -66,7 +66,14 @@ def test_every_block_has_a_language_that_is_checked(path):
     assert path.read_text().count("```") % 2 == 0
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p, "torch")], ids=name_of)
+WITH_PYTHON = [
+    pytest.param(path, marks=needs("lightning", "accelerate") if path == TRAINERS else ())
+    for path in DOCUMENTS
+    if python_blocks(path, "torch")
+]
+
+
+@pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_python(path, tmp_path):
     run_document(path, "torch", given(tmp_path) if path == TRAINERS else {})
 
@@ -106,6 +113,7 @@ def test_composers_functions(function, replaced):
         assert not torch.equal(value, before[name]), name
 
 
+@needs("lightning")
 def test_lightning():
     (block,) = [b for b in python_blocks(TRAINERS, "torch") if "evenkeel.lightning" in b.text]
     scope = {}
@@ -113,6 +121,7 @@ def test_lightning():
     assert any(isinstance(callback, scope["Fuse"]) for callback in scope["trainer"].callbacks)
 
 
+@needs("accelerate")
 def test_hugging_face(tmp_path):
     (block,) = [b for b in python_blocks(TRAINERS, "torch") if "evenkeel.transformers" in b.text]
     scope = given(tmp_path)

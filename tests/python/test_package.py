@@ -12,6 +12,8 @@ import venv
 
 import pytest
 
+pytest.importorskip("pip", reason="needs pip")
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FLAGS = {
     "cmake.build-type": "RelWithDebInfo",

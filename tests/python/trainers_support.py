@@ -1,8 +1,16 @@
-"""What the tests of the trainers share: the norms of a model, warnings, comparisons of losses."""
+"""What the tests of the trainers share: what they need, the norms of a model, warnings, losses."""
 
+import importlib.util
 import warnings
 
+import pytest
 import torch
+
+
+def needs(*packages):
+    """A mark that skips where one of the packages is not installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")
 
 
 def norms(model):
@@ -17,6 +25,13 @@ def warned(*words, run):
         result = run()
     texts = [str(warning.message) for warning in caught]
     return result, [text for text in texts if any(word in text for word in words)]
+
+
+def quietly(run):
+    """Fails at a warning by evenkeel."""
+    result, texts = warned("evenkeel", run=run)
+    assert not texts
+    return result
 
 
 def close(losses, expected, tolerance=1e-5):
