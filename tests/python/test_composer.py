@@ -1,11 +1,12 @@
 """evenkeel's algorithms in the real Trainer of Composer, which has an environment of its own.
 
-Composer refuses mixed precision without a GPU. Where that is tested, its two functions for it are
-replaced by what they would do for a CPU.
+Composer refuses mixed precision without a GPU. Where that is tested, benchmarks/composer_fits.py
+replaces its two functions for it by what they would do for a CPU.
 """
 
 import importlib.util
 import pickle
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,9 +22,9 @@ if importlib.util.find_spec("composer") is None:
         "needs Composer: scripts/setup puts it into .venv-composer", allow_module_level=True
     )
 
-import torchvision_names  # noqa: F401  isort: skip
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import composer_fits  # isort: skip
 import composer.algorithms
-import composer.trainer.trainer
 from composer import Algorithm, Callback, ComposerModel, Event, Trainer
 
 import evenkeel.torch as ek
@@ -82,6 +83,7 @@ def start(*algorithms, model=None, callbacks=(), **options):
         callbacks=[losses, *callbacks],
         progress_bar=False,
         seed=3,
+        device="cpu",
         **options,
     )
     return trainer, losses.values
@@ -119,14 +121,7 @@ def unfused():
 @pytest.fixture
 def mixed(monkeypatch):
     """Lets mixed precision be used on the CPU."""
-
-    def autocast(precision, *arguments, **options):
-        enabled = precision != composer.core.Precision.FP32
-        return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
-
-    module = composer.trainer.trainer
-    monkeypatch.setattr(module, "_validate_precision", lambda precision, device: None)
-    monkeypatch.setattr(module, "get_precision_context", autocast)
+    composer_fits.allow_amp_on_cpu(monkeypatch.setattr)
 
 
 def test_fused_run_has_the_losses_of_the_unfused(unfused):
@@ -332,7 +327,6 @@ def test_snippet_of_the_guide(kind):
     trainer = given["trainer"]
     trainer.close()
     assert trainer.state.timestamp.batch == BATCHES
-    # Without a GPU the precision is fp32.
-    assert norms(trainer.state.model) == (
-        LAYER_NORMS_REPLACED if kind is FusedLayerNorm else UNTOUCHED
-    )
+    # Without a GPU the precision is fp32, with one it is mixed.
+    replaced = kind is FusedLayerNorm or torch.cuda.is_available()
+    assert norms(trainer.state.model) == (REPLACED[kind] if replaced else UNTOUCHED)

@@ -6,11 +6,13 @@ values do not matter are built without any.
 
 import collections
 import importlib.util
+import sys
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from documents import ROOT
 from torch import nn
 
 if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
@@ -19,6 +21,7 @@ if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
         allow_module_level=True,
     )
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
 import torchvision_names  # noqa: F401  isort: skip
 import timm
 import timm.layers
