@@ -9,16 +9,16 @@ import pytest
 from commands import run
 from trainers_support import needs
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PROGRAM = ROOT / "benchmarks" / "trainers.py"
-sys.path.insert(0, str(PROGRAM.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
 import trainers
 from trainer_fits import Fit
 
 
 def benchmark(*words, **environment):
-    return run(str(PROGRAM), "--device", "cpu", "--tiny", "--steps", "40", *words, **environment)
+    return run(
+        trainers.__file__, "--device", "cpu", "--tiny", "--steps", "40", *words, **environment
+    )
 
 
 def read(path):

@@ -74,7 +74,9 @@ def names(entries):
         (nested, ["inner", "outer"]),
     ],
 )
-def test_results_stay(build, replaced):
+def test_results_stay(build, replaced, request):
+    if build is sequential:
+        request.getfixturevalue("cudnn")
     model = with_random_weights(build())
     report = ek.fuse(model)
     assert names(report.replaced) == replaced
@@ -182,6 +184,7 @@ def test_a_model_without_norms():
     assert report.model(tf.ones((1, 3))).shape == (1, 2)
 
 
+@pytest.mark.usefixtures("cudnn")
 def test_twice_is_once():
     once = ek.fuse(with_random_weights(sequential())).model
     report = ek.fuse(once)
@@ -191,6 +194,7 @@ def test_twice_is_once():
     np.testing.assert_array_equal(report.model(x), once(x))
 
 
+@pytest.mark.usefixtures("cudnn")
 def test_training_goes_on_alike():
     """From the same weights, the fused model learns what the model learns."""
     x, y = random((16, 4, 4, 6)).numpy(), random((16, 4, 4, 2), seed=1).numpy()
@@ -206,6 +210,7 @@ def test_training_goes_on_alike():
     assert losses[1][-1] < losses[1][0]
 
 
+@pytest.mark.usefixtures("cudnn")
 def test_fused_models_can_be_saved(tmp_path):
     fused = ek.fuse(with_random_weights(sequential())).model
     fused.save(tmp_path / "fused.keras")
@@ -214,6 +219,7 @@ def test_fused_models_can_be_saved(tmp_path):
     np.testing.assert_array_equal(again(x), fused(x))
 
 
+@pytest.mark.usefixtures("cudnn")
 def test_compiled_models_stay_compiled():
     """The optimizer's state too: the next step of the copy is the next step of the model."""
     x, y = random((16, 4, 4, 6)).numpy(), random((16, 4, 4, 2), seed=1).numpy()

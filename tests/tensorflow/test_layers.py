@@ -142,6 +142,7 @@ def test_initializers_regularizers_and_constraints():
     assert ours.beta.constraint is not None
 
 
+@pytest.mark.usefixtures("cudnn")
 def test_masks_pass_through():
     model = keras.Sequential(
         [

@@ -10,8 +10,10 @@ import pytest
 import tensorflow as tf
 from tf_support import (
     CUSTOM,
+    DEVICE,
     DTYPES,
     NORMS,
+    ON_CPU,
     ROW_NORMS,
     Call,
     check,
@@ -67,6 +69,13 @@ for dtype in (tf.float32, tf.bfloat16, tf.float64):
 @pytest.mark.parametrize("norm", NORMS)
 def test_values_and_gradients(norm, dtype, graph):
     check_call(make(norm, dtype=dtype), graph=graph)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_operators_run_on_the_device_that_is_tested(norm):
+    call = make(norm)
+    for name, value in with_gradients(call.ours, call.inputs).items():
+        assert value.device.endswith(DEVICE), name
 
 
 def test_the_oracle_is_the_textbook_formula():
@@ -174,7 +183,7 @@ def test_the_same_bits_from_run_to_run(norm):
 
 
 def test_the_same_bits_for_one_thread_and_two():
-    one, two = program(THREADS, 1), program(THREADS, 2)
+    one, two = program(THREADS, 1, **ON_CPU), program(THREADS, 2, **ON_CPU)
     assert one.count("\n") == 3 * (4 * 4 + 1)
     assert one == two
 

@@ -4,6 +4,8 @@ The oracle is the written-out formula in float64; TensorFlow differentiates it. 
 of tests/python/support.py.
 """
 
+import functools
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ PARAMETERS = {
 # How far a result may be from the oracle, relative to its largest element.
 RELATIVE = {tf.float64: 1e-12, tf.float32: 1e-6}
 SECONDS = 120  # for a program that a test starts
+DEVICE = "GPU:0" if os.environ["EVENKEEL_TEST_DEVICE"] == "cuda" else "CPU:0"
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # for a program
 
 
 @dataclass
@@ -221,10 +225,21 @@ def check_same(actual, expected):
         assert value.numpy().tobytes() == expected[name].numpy().tobytes(), name
 
 
-def program(source, *arguments):
+@functools.cache
+def lacks_cudnn():
+    """Why TensorFlow cannot convolve on this device; empty where it can."""
+    try:
+        tf.nn.conv2d(tf.ones((1, 4, 4, 1)), tf.ones((3, 3, 1, 1)), 1, "SAME")
+    except tf.errors.OpError as error:
+        return f"needs cuDNN, for convolutions and LSTMs: {error.message.splitlines()[0][:80]}"
+    return ""
+
+
+def program(source, *arguments, **environment):
     """What a Python program of its own prints; it must end well."""
     done = subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=SECONDS,
