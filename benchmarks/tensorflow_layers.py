@@ -1,15 +1,16 @@
-"""What a norm adds to a training step in TensorFlow on the CPU: the benchmark of fast-LayerNorm-TF,
-five fully connected layers with different norms, and the operators alone.
+"""What a norm adds to a training step in TensorFlow: the benchmark of fast-LayerNorm-TF, five fully
+connected layers with different norms, and the operators alone.
 
-Everything runs in one process on TensorFlow's own threads, in alternating rounds; a ratio is the
-median of the rounds' ratios. The baseline is measured twice as if it were two contenders, and the
-second one's ratio tells how far the machine can be trusted. Results are compared with Keras's
-before anything is timed, because a fast wrong answer would look best of all.
+Everything runs in one process, in alternating rounds: on TensorFlow's own threads, or with --device cuda
+on the first GPU. A ratio is the median of the rounds' ratios. The baseline is measured twice as if it
+were two contenders, and the second one's ratio tells how far the machine can be trusted. Results are
+compared with Keras's before anything is timed, because a fast wrong answer would look best of all; for
+that, products of float32 stay float32 on a GPU (no TF32). A rival that fails is named and left out.
 
     .venv-tensorflow/bin/python benchmarks/tensorflow_layers.py
 
 prints the tables, writes the CSV file, and rewrites the plots and the marked part of
-docs/tensorflow.md.
+docs/tensorflow.md. With --plots, the plots go into that folder and the document is left alone.
 """
 
 import argparse
@@ -43,7 +44,10 @@ from evenkeel import _native
 
 LAYERS, EPSILON = 5, 1e-5
 FIXED, SIZES, QUICK_SIZES = 128, (64, 128, 256, 512, 1024, 2048), (64, 256)
-SHAPES = ((16, 1024, 256), (4096, 1024))
+SHAPES = {
+    "cpu": ((16, 1024, 256), (4096, 1024)),
+    "cuda": ((16, 1024, 256), (4096, 1024), (16384, 4096)),
+}
 SECONDS, QUICK_SECONDS = 7.0, 1.0  # of a line's rounds
 TOLERANCE = 1e-3  # of the norm of the difference from Keras / the norm of Keras's result
 
@@ -167,20 +171,30 @@ def operator_calls(shape):
 
 
 def check(label, calls):
-    """Every layer norm computes what Keras's does."""
-    expected = calls[report.KERAS]()
-    for name in set(calls) - {report.NO_NORM, report.NO_NORM_AGAIN, report.BATCH_NORM}:
-        for what, result in calls[name]().items():
+    """Every layer norm computes what Keras's does; the calls of those that can be made."""
+    expected, working = calls[report.KERAS](), {}
+    for name, call in calls.items():
+        try:
+            results = call()
+        except tf.errors.OpError as error:
+            if name not in (report.KERAS_XLA, report.BATCH_NORM):
+                raise
+            print(f"{label}: {name}: {command.first_line(error)}", file=sys.stderr, flush=True)
+            continue
+        working[name] = call
+        if name in (report.NO_NORM, report.NO_NORM_AGAIN, report.BATCH_NORM):
+            continue
+        for what, result in results.items():
             error = float(tf.norm(result - expected[what]) / tf.norm(expected[what]))
             if not error < TOLERANCE:  # so that NaN fails too
                 sys.exit(f"{label}: {name}: {what} is off by {error:.1e} from Keras's")
+    return working
 
 
 def measured(benchmark, shape, calls, seconds):
     """The rows of one line of the tables."""
     label = f"{benchmark} {'x'.join(map(str, shape))}"
-    check(label, calls)
-    times = measure.rounds(calls, seconds)
+    times = measure.rounds(check(label, calls), seconds, tf.test.experimental.sync_devices)
     baseline = times[report.NO_NORM if benchmark == "network" else report.KERAS]
     for name, values in times.items():
         ratios = sorted(a / b for a, b in zip(values, baseline, strict=False))
@@ -198,14 +212,14 @@ def measured(benchmark, shape, calls, seconds):
     print(f"{label}: {len(baseline)} rounds", file=sys.stderr, flush=True)
 
 
-def measure_all(quick):
+def measure_all(device, quick):
     seconds = QUICK_SECONDS if quick else SECONDS
     sizes = QUICK_SIZES if quick else SIZES
     problems = [(FIXED, units) for units in sizes]
     problems += [(batch, FIXED) for batch in sizes if batch != FIXED]
     for batch, units in problems:
         yield from measured("network", (batch, units), network_calls(batch, units), seconds)
-    for shape in SHAPES:
+    for shape in SHAPES[device]:
         yield from measured("operator", shape, operator_calls(shape), seconds)
 
 
@@ -227,14 +241,22 @@ def print_table(title, heads, lines):
     Console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)
 
 
+def gpu_name():
+    (gpu, *_) = tf.config.list_physical_devices("GPU")
+    return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+
+
 def arguments():
     date = command.now().split()[0]
-    results = command.ROOT / "benchmarks" / "results" / f"tensorflow-cpu-{date}.csv"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--csv", type=pathlib.Path, help=f"default: {results.name}")
+    parser.add_argument("--device", choices=SHAPES, default="cpu")
+    parser.add_argument(
+        "--csv", type=pathlib.Path, help=f"default: tensorflow-<device>-{date}.csv in results"
+    )
     parser.add_argument("--docs", type=pathlib.Path, help="the document to rewrite")
+    parser.add_argument("--plots", type=pathlib.Path, help="a folder; instead of --docs")
     parser.add_argument("--commit", help="what the figures belong to (default: git describe)")
     parser.add_argument(
         "--quick", action="store_true", help="few sizes, short; writes only what is named"
@@ -242,10 +264,17 @@ def arguments():
     options = parser.parse_args()
     options.commit = options.commit or command.commit()
     if not options.quick:
-        options.csv = options.csv or results
-        options.docs = options.docs or report.DOCUMENT
+        name = f"tensorflow-{options.device}-{date}.csv"
+        options.csv = options.csv or command.ROOT / "benchmarks" / "results" / name
+        options.docs = options.docs or (None if options.plots else report.DOCUMENT)
     if options.docs and not options.csv:
         parser.error("--docs: the document names the file its figures are in; give --csv too")
+    if options.docs and options.plots:
+        parser.error("--plots: the plots of --docs lie beside the document; give one of the two")
+    if options.device == "cuda" and not tf.config.list_physical_devices("GPU"):
+        parser.error("--device cuda: TensorFlow sees no GPU")
+    if options.device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
     return options
 
 
@@ -255,20 +284,24 @@ def main():
     constants = {
         "date": command.now(),
         "commit": options.commit,
-        "machine": command.cpu_name(),
+        "machine": gpu_name() if options.device == "cuda" else command.cpu_name(),
+        "device": options.device,
         "threads": len(os.sched_getaffinity(0)),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "evenkeel": _native.version(),
         "build": pathlib.Path(ek.op_library()).parent.name,
     }
-    rows = [constants | row for row in measure_all(options.quick)]
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    rows = [constants | row for row in measure_all(options.device, options.quick)]
     for table in report.tables(rows):
         print_table(*table)
     for sentence in report.verdict(rows):
         print(sentence)
     if options.csv:
         write(options.csv, rows)
+    if options.plots:
+        report.draw(rows, options.plots)
     if options.docs:
         report.rewrite(options.docs, rows, options.csv.name)
 

@@ -18,8 +18,7 @@ import matplotlib.pyplot as plt
 import command
 
 DOCUMENT = command.ROOT / "docs" / "tensorflow.md"
-BEGIN = "<!-- tensorflow: begin (benchmarks/tensorflow_layers.py) -->"
-END = "<!-- tensorflow: end -->"
+NO_FIGURE = "-"
 
 NO_NORM, NO_NORM_AGAIN = "no norm", "no norm, again"
 KERAS, KERAS_AGAIN, KERAS_XLA = "Keras LayerNormalization", "Keras, again", "Keras with XLA"
@@ -70,6 +69,11 @@ def ratio(row):
     return float(row["ratio"])
 
 
+def device(rows):
+    """Files of the first days are a CPU's and do not say so."""
+    return rows[0].get("device", "cpu")
+
+
 def behind(line, name):
     """Whether one of ours is not faster than Keras's layer."""
     return name in OURS and ratio(line[name]) >= ratio(line[KERAS])
@@ -85,7 +89,10 @@ def network_table(rows, axis):
         [
             str(size),
             f"{float(line[NO_NORM]['time_us']) / 1e3:.2f}",
-            *(mark(f"{ratio(line[name]):.2f}", behind(line, name)) for name in names),
+            *(
+                mark(f"{ratio(line[name]):.2f}", behind(line, name)) if name in line else NO_FIGURE
+                for name in names
+            ),
         ]
         for size, line in series(rows, axis).items()
     ]
@@ -95,7 +102,7 @@ def network_table(rows, axis):
 
 def operator_table(rows):
     lines = lines_of(rows, "operator")
-    names = list(next(iter(lines.values())))
+    names = list(dict.fromkeys(name for line in lines.values() for name in line))
     cells = [
         [
             name,
@@ -104,6 +111,8 @@ def operator_table(rows):
                     f"{float(line[name]['time_us']) / 1e3:.2f} ({1 / ratio(line[name]):.2f}x)",
                     behind(line, name),
                 )
+                if name in line
+                else NO_FIGURE
                 for line in lines.values()
             ),
         ]
@@ -150,14 +159,17 @@ def plot(rows, axis, path):
     sizes = list(found)
     figure, axes = plt.subplots(figsize=(10, 4.8), layout="constrained")
     for i, (name, style) in enumerate(STYLES.items()):
-        column = [found[size][name] for size in sizes]
+        measured = [
+            (place, found[size][name]) for place, size in enumerate(sizes) if name in found[size]
+        ]
+        column = [row for _, row in measured]
         middle = list(map(ratio, column))
         whiskers = [
             [value - float(row["ratio_low"]) for value, row in zip(middle, column, strict=True)],
             [float(row["ratio_high"]) - value for value, row in zip(middle, column, strict=True)],
         ]
         # Side by side, or the whiskers would hide each other.
-        places = [size * 1.03 ** (i - len(STYLES) // 2) for size in sizes]
+        places = [sizes[place] * 1.03 ** (i - len(STYLES) // 2) for place, _ in measured]
         axes.errorbar(
             places, middle, whiskers, label=name, linewidth=1.8, elinewidth=1, capsize=2.5, **style
         )
@@ -167,7 +179,8 @@ def plot(rows, axis, path):
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"{axis} ({SERIES[axis][2]})")
     axes.set_ylabel("step time / step time with no norm")
-    axes.set_title("Training step of 5 fully connected layers, CPU: lower is better")
+    where = "CPU" if device(rows) == "cpu" else rows[0]["machine"]
+    axes.set_title(f"Training step of 5 fully connected layers, {where}: lower is better")
     axes.grid(alpha=0.3)
     figure.legend(frameon=False, loc="outside right upper")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,12 +190,13 @@ def plot(rows, axis, path):
 
 def markdown(rows, source):
     first = rows[0]
+    threads = f", {first['threads']} threads" if device(rows) == "cpu" else ""
     yield (
-        f"From `{source}`: {first['machine']}, {first['threads']} threads, TensorFlow "
+        f"From `{source}`: {first['machine']}{threads}, TensorFlow "
         f"{first['tensorflow']}, Keras {first['keras']}, evenkeel {first['evenkeel']} "
         f"(build/{first['build']}), commit {first['commit']}, {first['date']} UTC."
     )
-    for (title, heads, cells), image in zip(tables(rows), [*images(), None], strict=True):
+    for (title, heads, cells), image in zip(tables(rows), [*images(rows), None], strict=True):
         yield from ("", f"### {title}", "")
         if image:
             yield from (f"![{title}](images/{image})", "")
@@ -193,18 +207,26 @@ def markdown(rows, source):
     yield "\n".join(verdict(rows))
 
 
-def images():
-    return [f"tensorflow-{axis.replace(' ', '-')}.png" for axis in SERIES]
+def images(rows):
+    stem = "tensorflow" if device(rows) == "cpu" else f"tensorflow-{device(rows)}"
+    return [f"{stem}-{axis.replace(' ', '-')}.png" for axis in SERIES]
+
+
+def draw(rows, folder):
+    for axis, image in zip(SERIES, images(rows), strict=True):
+        plot(rows, axis, folder / image)
 
 
 def rewrite(document, rows, source):
-    """`source` is the name of the CSV file."""
-    for axis, image in zip(SERIES, images(), strict=True):
-        plot(rows, axis, document.parent / "images" / image)
-    head, rest = document.read_text().split(BEGIN)
-    _, tail = rest.split(END)
+    """`source` is the name of the CSV file. Each device has its part of the document."""
+    draw(rows, document.parent / "images")
+    name = "tensorflow" if device(rows) == "cpu" else f"tensorflow {device(rows)}"
+    begin = f"<!-- {name}: begin (benchmarks/tensorflow_layers.py) -->"
+    end = f"<!-- {name}: end -->"
+    head, rest = document.read_text().split(begin)
+    _, tail = rest.split(end)
     text = "\n".join(markdown(rows, source))
-    document.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+    document.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
 def main():

@@ -44,6 +44,7 @@ MAKERS = {
     "convergence": convergence,
     "overhead": reports.overhead,
     "tensorflow": tensorflow,
+    "tensorflow cuda": tensorflow,
 }
 
 

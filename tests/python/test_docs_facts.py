@@ -233,6 +233,23 @@ def test_figures_without_a_file_are_refused(docs, part, message):
         docs.made_again(part, "odd.md")
 
 
+def test_each_device_has_its_part_of_the_tensorflow_guide(docs, tmp_path):
+    """A rival that could not be measured, say XLA without its compiler, leaves a dash."""
+    report = docs.tensorflow_report
+    source = next((ROOT / "benchmarks" / "results").glob("tensorflow-cpu-*.csv"))
+    rows = [row for row in docs.reports.read(source) if row["contender"] != report.KERAS_XLA]
+    document = tmp_path / "tensorflow.md"
+    document.write_text(report.DOCUMENT.read_text())
+    report.rewrite(document, [row | {"device": "cuda", "machine": "GPU"} for row in rows], "f.csv")
+    before, found = report.DOCUMENT.read_text(), document.read_text()
+    begin = found.index("<!-- tensorflow cuda: begin")
+    assert found[:begin] == before[: before.index("<!-- tensorflow cuda: begin")]
+    assert "From `f.csv`: GPU, TensorFlow" in found[begin:]
+    assert re.search(r"^\| 64 \| [\d.]+ \| [\d.]+ \| - \| [\d.]+ \|", found[begin:], re.M)
+    for axis in ("units", "batch-size"):
+        assert (tmp_path / "images" / f"tensorflow-cuda-{axis}.png").exists()
+
+
 # ---- .github ----
 
 

@@ -27,24 +27,28 @@ def keep_pages():
     libc.mallopt(m_trim_threshold, -1)
 
 
-def _time(call, count):
+def _time(call, count, wait):
     begin = time.perf_counter()
     for _ in range(count):
         call()
+    wait()
     return (time.perf_counter() - begin) / max(count, 1)
 
 
-def _estimate(call):
+def _estimate(call, wait):
     """The fastest of a few calls: the first ones still meet sleeping threads and unmapped pages."""
     values = []
     while len(values) < 20 and sum(values) < ESTIMATE_SECONDS:
-        values.append(_time(call, 1))
+        values.append(_time(call, 1, wait))
     return min(values)
 
 
-def rounds(calls, seconds):
-    """Seconds per call for each contender, one entry per round; hopeless ones have a single entry."""
-    first = {name: _estimate(call) for name, call in calls.items()}
+def rounds(calls, seconds, wait=lambda: None):
+    """Seconds per call for each contender, one entry per round; hopeless ones have a single entry.
+
+    wait: returns once a device has done what calls have left to it.
+    """
+    first = {name: _estimate(call, wait) for name, call in calls.items()}
     limit = HOPELESS * min(first.values())
     times = {name: [] if value <= limit else [value] for name, value in first.items()}
     racing = {name: call for name, call in calls.items() if not times[name]}
@@ -53,8 +57,8 @@ def rounds(calls, seconds):
     while done < MIN_ROUNDS or (done < MAX_ROUNDS and time.perf_counter() < end):
         for name, call in racing.items():
             time.sleep(PAUSE)
-            _time(call, round(WAKING_SECONDS / first[name]))
-            times[name].append(_time(call, max(1, round(BATCH_SECONDS / first[name]))))
+            _time(call, round(WAKING_SECONDS / first[name]), wait)
+            times[name].append(_time(call, max(1, round(BATCH_SECONDS / first[name])), wait))
         done += 1
     return times
 
