@@ -1,6 +1,7 @@
 """Calls that are wrong: each raises, names the argument, and raises what torch.nn.functional does.
 
-And drawn calls, right and wrong ones, that must end as in torch.nn.functional.
+And drawn calls, right and wrong ones, that must end as in torch.nn.functional. All of them run with tensors
+of the CPU and of a GPU; torch is asked on the CPU in both cases.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_support import moved, needs_kernels
 from hypothesis import strategies as st
 
 import evenkeel.torch as ek
@@ -40,7 +42,16 @@ POSITIONS = {
 X = {"layer_norm": (4, 8), "rms_norm": (4, 8), "group_norm": (2, 8, 3)}
 
 
-def wrong(norm, **changes):
+pytestmark = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_kernels)])
+
+
+def on(device, name, value):
+    """An argument whose tensor of the CPU, if it is one, is on the device instead."""
+    movable = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    return value.to(device) if movable and name in ("x", "weight", "bias") else value
+
+
+def wrong(norm, device, **changes):
     """Arguments by position of an ordinary call, but for the changes."""
     values = {
         "x": random(X[norm]),
@@ -50,18 +61,17 @@ def wrong(norm, **changes):
         "bias": random(8, seed=2),
         "eps": 1e-5,
     } | changes
-    return [values[name] for name in POSITIONS[norm]]
+    return [on(device, name, values[name]) for name in POSITIONS[norm]]
 
 
-def refused(norm, match, *, like_torch=True, **changes):
+def refused(device, norm, match, *, like_torch=True, **changes):
     """Checks that the call raises and says `match`; like_torch: with the type that torch raises."""
-    arguments = wrong(norm, **changes)
     with pytest.raises(Exception, match=match) as ours:
-        getattr(ek, norm)(*arguments)
+        getattr(ek, norm)(*wrong(norm, device, **changes))
     if not like_torch:
         return
     with pytest.raises(Exception) as theirs:
-        getattr(F, norm)(*arguments)
+        getattr(F, norm)(*wrong(norm, "cpu", **changes))
     # NotImplementedError is a RuntimeError; whether a call is wrong or just not supported is a
     # matter of taste.
     expected = RuntimeError if theirs.type is NotImplementedError else theirs.type
@@ -92,32 +102,40 @@ parameters = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("shape", [(7,), (8, 8), (4, 7), (-8,), (1,), (0,), (8, 1)], ids=str)
 @row_norms
-def test_normalized_shape_that_is_not_the_end_of_x(norm, shape):
-    refused(norm, r"normalized_shape \[", normalized_shape=shape, weight=None, bias=None)
+def test_normalized_shape_that_is_not_the_end_of_x(device, norm, shape):
+    refused(device, norm, r"normalized_shape \[", normalized_shape=shape, weight=None, bias=None)
 
 
 @row_norms
-def test_normalized_shape_of_more_dimensions_than_x(norm):
+def test_normalized_shape_of_more_dimensions_than_x(device, norm):
     refused(
-        norm, r"normalized_shape \[2, 4, 8\]", normalized_shape=(2, 4, 8), weight=None, bias=None
+        device,
+        norm,
+        r"normalized_shape \[2, 4, 8\]",
+        normalized_shape=(2, 4, 8),
+        weight=None,
+        bias=None,
     )
 
 
 @pytest.mark.parametrize("shape", [(), []], ids=str)
 @row_norms
-def test_empty_normalized_shape(norm, shape):
-    refused(norm, "normalized_shape must have", normalized_shape=shape, weight=None, bias=None)
+def test_empty_normalized_shape(device, norm, shape):
+    refused(
+        device, norm, "normalized_shape must have", normalized_shape=shape, weight=None, bias=None
+    )
 
 
 @pytest.mark.parametrize("shape", [(7,), (1,), (), (1, 8), (4, 8), (0,)], ids=str)
 @parameters
-def test_parameter_of_another_shape(norm, name, shape):
-    refused(norm, rf"{name} must have the shape \[8\]", **{name: torch.ones(shape)})
+def test_parameter_of_another_shape(device, norm, name, shape):
+    refused(device, norm, rf"{name} must have the shape \[8\]", **{name: torch.ones(shape)})
 
 
 @row_norms
-def test_weight_with_the_elements_but_not_the_shape(norm):
+def test_weight_with_the_elements_but_not_the_shape(device, norm):
     refused(
+        device,
         norm,
         r"weight must have the shape \[4, 8\]",
         normalized_shape=(4, 8),
@@ -127,22 +145,28 @@ def test_weight_with_the_elements_but_not_the_shape(norm):
 
 
 @pytest.mark.parametrize("shape", [(8,), ()], ids=str)
-def test_group_norm_of_less_than_two_dimensions(shape):
-    refused("group_norm", "x must have at least 2 dimensions", x=torch.ones(shape))
+def test_group_norm_of_less_than_two_dimensions(device, shape):
+    refused(device, "group_norm", "x must have at least 2 dimensions", x=torch.ones(shape))
 
 
 @pytest.mark.parametrize("groups", [3, 5, 16, -1, -4])
-def test_groups_that_do_not_divide_the_channels(groups):
-    refused("group_norm", rf"num_groups must .*{groups}", num_groups=groups)
+def test_groups_that_do_not_divide_the_channels(device, groups):
+    refused(device, "group_norm", rf"num_groups must .*{groups}", num_groups=groups)
 
 
-def test_no_groups():
+def test_no_groups(device):
     # torch: ZeroDivisionError, by accident.
-    refused("group_norm", "num_groups must be positive, but is 0", like_torch=False, num_groups=0)
+    refused(
+        device,
+        "group_norm",
+        "num_groups must be positive, but is 0",
+        like_torch=False,
+        num_groups=0,
+    )
 
 
-def test_no_channels():
-    assert ek.group_norm(torch.ones(2, 0, 3), 1).shape == (2, 0, 3)
+def test_no_channels(device):
+    assert ek.group_norm(torch.ones(2, 0, 3, device=device), 1).shape == (2, 0, 3)
 
 
 # ---- dtypes, layouts, devices ----
@@ -152,17 +176,20 @@ WRONG_DTYPES = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex
 
 @pytest.mark.parametrize("dtype", [*WRONG_DTYPES, torch.float8_e4m3fn], ids=name_of)
 @norms
-def test_dtype_of_x(norm, dtype):
+def test_dtype_of_x(device, norm, dtype):
     # torch's RMS norm takes complex numbers.
     like_torch = not (norm == "rms_norm" and dtype.is_complex)
-    refused(norm, "x must be float64", like_torch=like_torch, x=torch.ones(X[norm]).to(dtype))
+    refused(
+        device, norm, "x must be float64", like_torch=like_torch, x=torch.ones(X[norm]).to(dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", WRONG_DTYPES, ids=name_of)
 @parameters
-def test_dtype_of_parameters(norm, name, dtype):
+def test_dtype_of_parameters(device, norm, name, dtype):
     # torch's RMS norm takes weights of any dtype.
     refused(
+        device,
         norm,
         f"{name} must be float64",
         like_torch=norm != "rms_norm",
@@ -180,29 +207,47 @@ def test_dtype_of_parameters(norm, name, dtype):
     ids=["sparse", "quantized", "mkldnn"],
 )
 @norms
-def test_x_that_is_not_dense(norm, convert, match):
-    refused(norm, match, x=convert(random(X[norm])))
+def test_x_that_is_not_dense(device, norm, convert, match):
+    if device == "cuda" and convert is torch.Tensor.to_mkldnn:
+        pytest.skip("a GPU has no mkldnn tensors")
+    refused(device, norm, match, x=convert(random(X[norm])))
 
 
 @row_norms
-def test_compressed_rows(norm):
-    refused(norm, "x must be a dense tensor, but is SparseCsr", x=compressed(random((4, 8))))
+def test_compressed_rows(device, norm):
+    refused(
+        device, norm, "x must be a dense tensor, but is SparseCsr", x=compressed(random((4, 8)))
+    )
 
 
 @parameters
-def test_parameters_that_are_not_dense(norm, name):
-    refused(norm, f"{name} must be a dense tensor", **{name: torch.ones(8).to_sparse()})
+def test_parameters_that_are_not_dense(device, norm, name):
+    refused(device, norm, f"{name} must be a dense tensor", **{name: torch.ones(8).to_sparse()})
 
 
 @pytest.mark.parametrize(
     ("norm", "name"),
     [(norm, name) for norm in NORMS for name in ["weight", "bias", "x"] if name in POSITIONS[norm]],
 )
-def test_devices_that_differ(norm, name):
+def test_devices_that_differ(device, norm, name):
     shape = X[norm] if name == "x" else 8
     refused(
-        norm, "is on meta|is on cpu, but x is on meta", **{name: torch.ones(shape, device="meta")}
+        device,
+        norm,
+        f"is on meta|is on {device}.*, but x is on meta",
+        **{name: torch.ones(shape, device="meta")},
     )
+
+
+@parameters
+def test_parameters_on_the_cpu_for_x_on_a_gpu(device, norm, name):
+    if device == "cpu":
+        pytest.skip("x is not on a GPU")
+    arguments = wrong(norm, device)
+    place = POSITIONS[norm].index(name)
+    arguments[place] = arguments[place].cpu()
+    with pytest.raises(RuntimeError, match=f"{name} is on cpu, but x is on cuda:0"):
+        getattr(ek, norm)(*arguments)
 
 
 # ---- what is no tensor, no number, no word ----
@@ -210,41 +255,37 @@ def test_devices_that_differ(norm, name):
 
 @pytest.mark.parametrize("value", [None, [1.0] * 8, "x", 1.0, numpy.ones((4, 8))], ids=repr)
 @norms
-def test_x_that_is_no_tensor(norm, value):
+def test_x_that_is_no_tensor(device, norm, value):
     # torch's group norm raises AttributeError, by accident.
-    refused(norm, "x must be a tensor, but is", like_torch=norm != "group_norm", x=value)
-    assert_type_error(norm, x=value)
+    refused(device, norm, "x must be a tensor, but is", like_torch=norm != "group_norm", x=value)
+    with pytest.raises(TypeError):
+        getattr(ek, norm)(*wrong(norm, device, x=value))
 
 
 @pytest.mark.parametrize("value", [[1.0] * 8, "w", 1.0, numpy.ones(8)], ids=repr)
 @parameters
-def test_parameters_that_are_no_tensors(norm, name, value):
-    refused(norm, f"{name} must be a tensor or None, but is", **{name: value})
-
-
-def assert_type_error(norm, **changes):
-    with pytest.raises(TypeError):
-        getattr(ek, norm)(*wrong(norm, **changes))
+def test_parameters_that_are_no_tensors(device, norm, name, value):
+    refused(device, norm, f"{name} must be a tensor or None, but is", **{name: value})
 
 
 @pytest.mark.parametrize("eps", [-1.0, -1e-9, -1, float("nan"), float("inf"), float("-inf")])
 @norms
-def test_eps_that_is_no_small_number(norm, eps):
+def test_eps_that_is_no_small_number(device, norm, eps):
     # torch computes nan, or nothing but zeros.
-    refused(norm, "eps must be finite and not negative", like_torch=False, eps=eps)
+    refused(device, norm, "eps must be finite and not negative", like_torch=False, eps=eps)
     with pytest.raises(ValueError, match="eps"):
-        getattr(ek, norm)(*wrong(norm, eps=eps))
+        getattr(ek, norm)(*wrong(norm, device, eps=eps))
 
 
 @pytest.mark.parametrize("eps", ["a", [1e-5], 1j])
 @norms
-def test_type_of_eps(norm, eps):
-    refused(norm, "eps", eps=eps)
+def test_type_of_eps(device, norm, eps):
+    refused(device, norm, "eps", eps=eps)
 
 
 @centering_norms
-def test_eps_none(norm):
-    refused(norm, "eps", eps=None)
+def test_eps_none(device, norm):
+    refused(device, norm, "eps", eps=None)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +304,8 @@ def test_eps_none(norm):
     ids=repr,
 )
 @row_norms
-def test_type_of_normalized_shape(norm, shape):
-    refused(norm, "normalized_shape", normalized_shape=shape)
+def test_type_of_normalized_shape(device, norm, shape):
+    refused(device, norm, "normalized_shape", normalized_shape=shape)
 
 
 @pytest.mark.parametrize(
@@ -278,17 +319,17 @@ def test_type_of_normalized_shape(norm, shape):
     ],
     ids=repr,
 )
-def test_type_of_num_groups(groups):
+def test_type_of_num_groups(device, groups):
     # Some of torch's messages come from an operator of Python's and name no argument; ours must.
-    refused("group_norm", "num_groups", num_groups=groups)
+    refused(device, "group_norm", "num_groups", num_groups=groups)
 
 
 @norms
-def test_missing_and_unknown_arguments(norm):
+def test_missing_and_unknown_arguments(device, norm):
     with pytest.raises(TypeError, match="missing"):
-        getattr(ek, norm)(random(X[norm]))
+        getattr(ek, norm)(random(X[norm]).to(device))
     with pytest.raises(TypeError, match="unexpected keyword argument 'epsilon'"):
-        getattr(ek, norm)(*wrong(norm), epsilon=1e-5)
+        getattr(ek, norm)(*wrong(norm, device), epsilon=1e-5)
 
 
 # ---- options that torch does not have ----
@@ -309,27 +350,27 @@ def test_missing_and_unknown_arguments(norm):
     ids=str,
 )
 @norms
-def test_values_of_options(norm, options, match):
+def test_values_of_options(device, norm, options, match):
     with pytest.raises(ValueError, match=match):
-        getattr(ek, norm)(*wrong(norm), **options)
+        getattr(ek, norm)(*wrong(norm, device), **options)
 
 
 @pytest.mark.parametrize("casting", ["Llama", "llama3", "float32", ""])
-def test_unknown_casting(casting):
+def test_unknown_casting(device, casting):
     with pytest.raises(ValueError, match=f"casting must be .* but is '{casting}'"):
-        ek.rms_norm(*wrong("rms_norm"), casting=casting)
+        ek.rms_norm(*wrong("rms_norm", device), casting=casting)
 
 
 @centering_norms
-def test_casting_is_rms_norms(norm):
+def test_casting_is_rms_norms(device, norm):
     with pytest.raises(TypeError, match="casting"):
-        getattr(ek, norm)(*wrong(norm), casting="llama")
+        getattr(ek, norm)(*wrong(norm, device), casting="llama")
 
 
 @norms
-def test_weight_offset_without_weight(norm):
+def test_weight_offset_without_weight(device, norm):
     with pytest.raises(ValueError, match="weight_offset is 1, but there is no weight"):
-        getattr(ek, norm)(*wrong(norm, weight=None), weight_offset=1.0)
+        getattr(ek, norm)(*wrong(norm, device, weight=None), weight_offset=1.0)
 
 
 @pytest.mark.parametrize(
@@ -345,37 +386,37 @@ def test_weight_offset_without_weight(norm):
     ids=str,
 )
 @norms
-def test_types_of_options(norm, options):
+def test_types_of_options(device, norm, options):
     (name,) = options
     with pytest.raises(TypeError, match=name):
-        getattr(ek, norm)(*wrong(norm), **options)
+        getattr(ek, norm)(*wrong(norm, device), **options)
 
 
 @pytest.mark.parametrize("casting", [2])
-def test_type_of_casting(casting):
+def test_type_of_casting(device, casting):
     with pytest.raises(TypeError, match="casting"):
-        ek.rms_norm(*wrong("rms_norm"), casting=casting)
+        ek.rms_norm(*wrong("rms_norm", device), casting=casting)
 
 
 # ---- after a failure ----
 
 
 @norms
-def test_a_refused_call_leaves_the_next_one_alone(norm):
-    call = ordinary(norm)
+def test_a_refused_call_leaves_the_next_one_alone(device, norm):
+    call = moved(ordinary(norm), device)
     before = call.ours()
     for changes in [{"eps": -1.0}, {"weight": torch.ones(3)}, {"x": None}]:
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            getattr(ek, norm)(*wrong(norm, **changes))
+            getattr(ek, norm)(*wrong(norm, device, **changes))
     assert torch.equal(call.ours(), before)
 
 
 @norms
-def test_gradient_of_another_shape(norm):
-    call = ordinary(norm)
+def test_gradient_of_another_shape(device, norm):
+    call = moved(ordinary(norm), device)
     y = call.replaced(x=call.x.requires_grad_()).ours()
     with pytest.raises(RuntimeError, match="shape"):
-        y.backward(torch.ones(3))
+        y.backward(torch.ones(3, device=device))
 
 
 # ---- drawn calls ----
@@ -469,10 +510,10 @@ def terms_of_y(call):
     return (rstd.max() * call.x.abs().max()).item() * weight
 
 
-def compare_with_torch(call):
+def compare_with_torch(call, device):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours, theirs = outcome(call.ours), torchs_answer(call)
+        ours, theirs = outcome(lambda: moved(call, device).ours().cpu()), torchs_answer(call)
     if isinstance(ours, Exception):
         assert isinstance(theirs, Exception) or ours_refuses_on_purpose(call), f"refused: {ours}"
         return
@@ -488,12 +529,12 @@ def compare_with_torch(call):
 
 
 @norms
-def test_drawn_calls_end_as_in_torch(norm):
+def test_drawn_calls_end_as_in_torch(device, norm):
     @hypothesis.settings(
         deadline=None, max_examples=150, derandomize=True, database=None, print_blob=False
     )
     @hypothesis.given(drawn_call(norm))
     def run(call):
-        compare_with_torch(call)
+        compare_with_torch(call, device)
 
     run()
