@@ -4,8 +4,11 @@ The oracle runs on copies of the same inputs, on the CPU unless they are large. 
 row (see src/cuda/tuning.h) has its row lengths here.
 """
 
+import json
+
 import pytest
 import torch
+from commands import run
 from cuda_support import (
     all_dtypes,
     backends,
@@ -225,3 +228,96 @@ def test_autocast(norm, dtype):
 @row_norms
 def test_gradcheck(norm, activation):
     check_gradients(on_gpu(norm, (2, 3, 5), torch.float64, torch.float64, activation=activation))
+
+
+# ---- launches that fail ----
+
+# Each run is a process of its own: a device may be lost to the one that provoked its error. A line for
+# each call through the C interface: its status and message, and a sum of y where it could be computed.
+CALLS = """
+import ctypes, json, sys
+import torch
+from evenkeel import _abi, _native
+
+class Library(_abi.Evenkeel):
+    def _check(self, status):
+        self.status, self.text = status, self.library.ek_last_error().decode()
+
+library = Library(_native.find("libevenkeel.so"))
+stream = torch.cuda.Stream()
+x, y = torch.ones(8, 1024, device="cuda"), torch.full((8, 1024), 7.0, device="cuda")
+problem = _abi.sized(_abi.Problem, op=_abi.OPS["layer_norm"], rows=8, cols=1024, eps=1e-5)
+
+def memory(size):
+    scratch = torch.empty(size + 64, dtype=torch.uint8, device="cuda")
+    return scratch.data_ptr(), scratch
+
+def prepared(address):
+    none = _abi.vector(None, "f32")
+    tensors = {"x": _abi.tensor(address, "f32"), "y": _abi.tensor(y.data_ptr(), "f32")}
+    arguments = _abi.sized(_abi.ForwardArgs, **tensors, weight=none, bias=none)
+    where = {"device": _abi.DEVICES["cuda"], "device_index": 0, "stream": stream.cuda_stream}
+    return library.forward(problem, arguments, 0, "cuda", memory, **where)
+
+def tell(call):
+    library.status, library.text = 0, ""
+    call()
+    try:
+        torch.cuda.synchronize()
+        total = y.sum().item()
+    except RuntimeError as error:
+        total = None
+    print(json.dumps([library.status, library.text, total]))
+
+good, bad = prepared(x.data_ptr()), prepared(1 << 20)
+torch.cuda.synchronize()
+"""
+# A capture that is spoiled by waiting for its stream takes no kernel; once it has ended, the stream does.
+SPOILED_CAPTURE = """
+tell(good)
+cuda, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(stream.cuda_stream)
+thread_local = 1
+assert cuda.cuStreamBeginCapture_v2(handle, thread_local) == 0
+assert cuda.cuStreamSynchronize(handle) != 0
+library.status = 0
+good()
+spoiled = library.status, library.text
+graph = ctypes.c_void_p()
+assert cuda.cuStreamEndCapture(handle, ctypes.byref(graph)) != 0
+print(json.dumps([*spoiled, None]))
+tell(good)
+"""
+# A kernel that reads where nothing is ends after its launch, and takes the device from the process.
+LOST_DEVICE = """
+tell(bad)
+tell(good)
+sys.stdout.flush()
+import os
+os._exit(0)  # what torch does at the end would fail too
+"""
+DEVICE_ERROR = 3  # EK_DEVICE_ERROR
+
+
+def outcomes(program):
+    done = run("-c", CALLS + program)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_launch_failure(status, text):
+    assert status == DEVICE_ERROR
+    assert text.startswith("cuda: launching ")
+    assert " on device 0 failed: " in text
+
+
+def test_launch_into_a_spoiled_capture_is_a_device_error():
+    before, spoiled, after = outcomes(SPOILED_CAPTURE)
+    assert before == after == [0, "", 0.0]
+    check_launch_failure(*spoiled[:2])
+
+
+def test_launch_on_a_lost_device_is_a_device_error():
+    lost, next_call = outcomes(LOST_DEVICE)
+    assert lost == [0, "", None]  # a launch does not wait for its kernel
+    check_launch_failure(*next_call[:2])
+    assert outcomes("tell(good)") == [[0, "", 0.0]]  # in another process
