@@ -42,23 +42,23 @@ struct Number {
   EVENKEEL_DEVICE operator float() const { return narrow; }
 };
 
-// How teams of persistent blocks move from one of their rows to the next, `step` rows further.
-struct RowWalk {
+// How row groups of persistent blocks move from one of their rows to the next, `step` rows further.
+struct RowStride {
   int64_t step;
-  int64_t inner;        // rows of a block of rows; 0: all rows of all tensors have one stride
+  int64_t inner;        // rows of a run; 0: all rows of all tensors have one stride
   int64_t step_inside;  // step % inner
 };
 
 // The same in a tensor, in bytes.
 struct RowStep {
   int64_t bytes;
-  int64_t wrap_bytes;  // more, where the step leads into another block than step / inner says
+  int64_t wrap_bytes;  // more, where the step leads into another run than step / inner says
 };
 
 struct Formula {
   DeviceVector weight, bias;
   Number eps, weight_offset;
-  Number share;  // 1 / cols
+  Number inv_n;  // 1 / values that share a mean and rstd
   bool centers;  // layer norm
   bool silu;
   bool rounds;  // the normalized value to x's type, before the weight (casting order llama)
@@ -70,8 +70,8 @@ struct ForwardArguments {
   char *mean, *rstd;  // nullptr: not wanted
   Dtype stats;
   int64_t rows, cols;
-  int part_cols;  // of a block; not where rows are streamed
-  int64_t ahead;  // bytes, to the part of x that a block fetches for another one; 0: it does not
+  int part_cols;           // of a block; not of multi-pass kernels
+  int64_t prefetch_bytes;  // from a block's rows to those that it prefetches into L2; 0: none
 };
 
 struct BackwardArguments {
@@ -82,8 +82,8 @@ struct BackwardArguments {
   int64_t rows, cols;
   char *dweight_partials, *dbias_partials;  // one row of cols per block or cluster; or nullptr
   // Of the tile, for the kernels with rings.
-  int team, stages, part_cols;
-  RowWalk walk;
+  int threads_per_row, stages, part_cols;
+  RowStride stride;
   RowStep x_step, dy_step, dx_step;
 };
 
@@ -168,7 +168,7 @@ struct ClearArguments {
   int64_t count;
 };
 
-struct FoldArguments {
+struct ReducePartialsArguments {
   const char* partials[2];  // of dweight, dbias
   DeviceVector out[2];      // data == nullptr: not wanted
   int64_t cols;

@@ -26,9 +26,9 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
     note.set("device %d cannot be used: %s", call.device_index, cudaGetErrorString(device.error));
     return false;
   }
-  if (device.chip.major < 8) {
+  if (device.properties.major < 8) {
     note.set("device %d has compute capability %d.%d, but 8.0 is the least", call.device_index,
-             device.chip.major, device.chip.minor);
+             device.properties.major, device.properties.minor);
     return false;
   }
   if (call.is_group_norm()) {

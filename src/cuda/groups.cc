@@ -13,7 +13,8 @@ namespace {
 bool is_last(const Call& call) { return call.layout == EK_NHWC; }
 
 const GroupKernelSet& kernels_for(const Call& call, const GroupPlan& plan) {
-  if (plan.untyped) return call.compute == Dtype::kF64 ? kGroupsAnyF64 : kGroupsAnyF32;
+  if (plan.runtime_dtype)
+    return call.compute == Dtype::kF64 ? kGroupsRuntimeDtypeF64 : kGroupsRuntimeDtypeF32;
   switch (call.x.dtype) {
     case Dtype::kF16:
       return kGroupsF16;
@@ -121,8 +122,8 @@ ek_status backward(const Call& call, const GroupPlan& plan) {
     if (status != EK_OK) return status;
   }
   if (!call.dweight && !call.dbias) return EK_OK;
-  return launch_fold(call, kernels.fold(), arguments.scratch.dweight_partials,
-                     arguments.scratch.dbias_partials, call.outer * plan.tile.pieces);
+  return launch_reduce_partials(call, kernels.reduce_partials(), arguments.scratch.dweight_partials,
+                                arguments.scratch.dbias_partials, call.outer * plan.tile.pieces);
 }
 
 }  // namespace
@@ -148,7 +149,8 @@ void describe_groups(const Call& call, const GroupPlan& plan, Note& note) {
   note.set("units of %lld channels %s, %s loads, blocks of %d threads, arithmetic in %s%s%s",
            static_cast<long long>(tile.span), held, plan.aligned ? "16-byte" : "single",
            tile.threads, name_of(call.compute),
-           plan.untyped ? ", types looked up at run time: " : "", plan.untyped ? plan.untyped : "");
+           plan.runtime_dtype ? ", types looked up at run time: " : "",
+           plan.runtime_dtype ? plan.runtime_dtype : "");
 }
 
 ek_status run_groups(const Call& call, const GroupPlan& plan) {

@@ -5,14 +5,16 @@
 
 #include "core/error.h"
 #include "cuda/arguments.h"
+#include "cuda/primitives/reduce_partials.h"
+#include "cuda/row/backward_tuning.h"
 
 namespace evenkeel::cuda {
 namespace {
 
 // Once for each kernel and device: lets it have clusters of any size, and as much shared memory as
 // there is for its ring. The kernel that comes after such a one takes the same split between shared
-// memory and first-level cache, because a multiprocessor has to be idle to change it.
-cudaError_t prepare(Kernel& kernel, int device, const Chip& chip) {
+// memory and L1, because an SM has to be idle to change it.
+cudaError_t prepare(Kernel& kernel, int device, const DeviceProperties& properties) {
   const uint64_t bit = uint64_t{1} << device;
   if (kernel.prepared.load(std::memory_order_relaxed) & bit) return cudaSuccess;
   const auto set = [&](cudaFuncAttribute attribute, int value) {
@@ -22,25 +24,26 @@ cudaError_t prepare(Kernel& kernel, int device, const Chip& chip) {
   if (kernel.shared != SharedMemory::kLittle)
     error = set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (error == cudaSuccess && kernel.shared == SharedMemory::kRing)
-    error = set(cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
-  if (error == cudaSuccess && chip.has_clusters())
+    error = set(cudaFuncAttributeMaxDynamicSharedMemorySize, properties.shared_bytes);
+  if (error == cudaSuccess && properties.has_clusters())
     error = set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error == cudaSuccess) kernel.prepared.fetch_or(bit, std::memory_order_relaxed);
   return error;
 }
 
-// Clusters are laid out within parts of the chip, so only the driver knows how many there can be.
-cudaError_t count_clusters(int device, Chip& chip) {
-  chip.clusters[0] = chip.multiprocessors;
-  for (int log = 1; 1 << log <= chip.cluster_limit; ++log) {
+// Clusters are laid out within parts of the properties, so only the driver knows how many there can be.
+cudaError_t count_clusters(int device, DeviceProperties& properties) {
+  properties.clusters[0] = properties.sms;
+  for (int log = 1; 1 << log <= properties.cluster_limit; ++log) {
     const int size = 1 << log;
     const Tile tile{.scope = Scope::kCluster,
-                    .team = kRingThreads,
+                    .threads_per_row = kRingThreads,
                     .elements = kBackwardElements,
                     .cluster = size,
-                    .threads = kRingThreads};
-    Kernel& kernel = kBF16BF16.backward(true, true, tile);
-    cudaError_t error = prepare(kernel, device, chip);
+                    .block_threads = kRingThreads};
+    Kernel& kernel = kBF16BF16.backward(
+        backward_policies_of(2, 2).find(backward_policy_of(tile, 2, 2, true, kNoTerms)));
+    cudaError_t error = prepare(kernel, device, properties);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -48,32 +51,32 @@ cudaError_t count_clusters(int device, Chip& chip) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(size));
     config.blockDim = dim3(kRingThreads);
-    config.dynamicSmemBytes = static_cast<size_t>(chip.shared_bytes);
+    config.dynamicSmemBytes = static_cast<size_t>(properties.shared_bytes);
     config.attrs = &attribute;
     config.numAttrs = 1;
-    error = cudaOccupancyMaxActiveClusters(&chip.clusters[log], kernel.function, &config);
+    error = cudaOccupancyMaxActiveClusters(&properties.clusters[log], kernel.function, &config);
     if (error != cudaSuccess) return error;
-    if (chip.clusters[log] == 0) {
-      chip.cluster_limit = size / 2;
+    if (properties.clusters[log] == 0) {
+      properties.cluster_limit = size / 2;
       break;
     }
   }
   return cudaSuccess;
 }
 
-cudaError_t look_at(int index, Chip& chip) {
+cudaError_t look_at(int index, DeviceProperties& properties) {
   const auto read = [&](cudaDeviceAttr attribute, int& value) {
     return cudaDeviceGetAttribute(&value, attribute, index);
   };
-  cudaError_t error = read(cudaDevAttrComputeCapabilityMajor, chip.major);
-  if (error == cudaSuccess) error = read(cudaDevAttrComputeCapabilityMinor, chip.minor);
-  if (error == cudaSuccess) error = read(cudaDevAttrMultiProcessorCount, chip.multiprocessors);
+  cudaError_t error = read(cudaDevAttrComputeCapabilityMajor, properties.major);
+  if (error == cudaSuccess) error = read(cudaDevAttrComputeCapabilityMinor, properties.minor);
+  if (error == cudaSuccess) error = read(cudaDevAttrMultiProcessorCount, properties.sms);
   if (error == cudaSuccess)
-    error = read(cudaDevAttrMaxSharedMemoryPerBlockOptin, chip.shared_bytes);
-  if (error != cudaSuccess || chip.major < 8) return error;
-  chip.cluster_limit = chip.major < 9 ? 1 : chip.major < 12 ? kMaxCluster : 8;
+    error = read(cudaDevAttrMaxSharedMemoryPerBlockOptin, properties.shared_bytes);
+  if (error != cudaSuccess || properties.major < 8) return error;
+  properties.cluster_limit = properties.major < 9 ? 1 : properties.major < 12 ? kMaxCluster : 8;
   const Current current(index);
-  return current.error() == cudaSuccess ? count_clusters(index, chip) : current.error();
+  return current.error() == cudaSuccess ? count_clusters(index, properties) : current.error();
 }
 
 }  // namespace
@@ -82,13 +85,13 @@ const Device& device_at(int index) {
   static Device devices[kMaxDevices];
   static std::once_flag looked[kMaxDevices];
   Device& device = devices[index];
-  std::call_once(looked[index], [&] { device.error = look_at(index, device.chip); });
+  std::call_once(looked[index], [&] { device.error = look_at(index, device.properties); });
   return device;
 }
 
 ek_status launch(const Call& call, const Launch& l, void* arguments) {
-  const Chip& chip = device_at(call.device_index).chip;
-  cudaError_t error = prepare(l.kernel, call.device_index, chip);
+  const DeviceProperties& properties = device_at(call.device_index).properties;
+  cudaError_t error = prepare(l.kernel, call.device_index, properties);
   if (error == cudaSuccess) {
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config{};
@@ -97,7 +100,7 @@ ek_status launch(const Call& call, const Launch& l, void* arguments) {
     config.dynamicSmemBytes = static_cast<size_t>(l.shared);
     config.stream = static_cast<cudaStream_t>(call.stream);
     config.attrs = attributes;
-    if (chip.major >= 9) {
+    if (properties.major >= 9) {
       attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
@@ -117,19 +120,19 @@ ek_status launch(const Call& call, const Launch& l, void* arguments) {
       l.rows, l.threads, l.cluster, static_cast<long long>(l.shared));
 }
 
-ek_status launch_fold(const Call& call, Kernel& fold, const char* dweight_partials,
-                      const char* dbias_partials, int64_t count) {
-  FoldArguments arguments{
+ek_status launch_reduce_partials(const Call& call, Kernel& kernel, const char* dweight_partials,
+                                 const char* dbias_partials, int64_t count) {
+  ReducePartialsArguments arguments{
       .partials = {dweight_partials, dbias_partials},
       .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
       .cols = call.channels,
       .count = static_cast<int>(count),
-      .lanes = fold_lanes(call.channels, count)};
+      .lanes = reduce_lanes(call.channels, count)};
   return launch(call,
-                {.kernel = fold,
+                {.kernel = kernel,
                  .blocks = ceil_div(call.channels, arguments.lanes),
                  .rows = 2,
-                 .threads = kFoldThreads},
+                 .threads = kReduceThreads},
                 &arguments);
 }
 

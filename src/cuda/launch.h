@@ -6,14 +6,14 @@
 #include <cstdint>
 
 #include "core/call.h"
-#include "cuda/kernels.h"
+#include "cuda/runtime/kernel.h"
 
 namespace evenkeel::cuda {
 
 inline constexpr int kMaxDevices = 64;  // bits of Kernel::prepared
 
 struct Device {
-  Chip chip;
+  DeviceProperties properties;
   cudaError_t error = cudaSuccess;
 };
 
@@ -53,7 +53,7 @@ struct Launch {
 ek_status launch(const Call& call, const Launch& l, void* arguments);
 
 // The kernel that adds up `count` rows of partial sums of dweight and dbias.
-ek_status launch_fold(const Call& call, Kernel& fold, const char* dweight_partials,
-                      const char* dbias_partials, int64_t count);
+ek_status launch_reduce_partials(const Call& call, Kernel& kernel, const char* dweight_partials,
+                                 const char* dbias_partials, int64_t count);
 
 }  // namespace evenkeel::cuda

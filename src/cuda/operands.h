@@ -30,7 +30,7 @@ inline Formula formula_of(const Call& call, int64_t count) {
           .bias = {call.bias.data, call.bias.dtype},
           .eps = call.eps,
           .weight_offset = call.weight_offset,
-          .share = 1 / static_cast<double>(count),
+          .inv_n = 1 / static_cast<double>(count),
           .centers = call.centers(),
           .silu = call.activation == EK_ACTIVATION_SILU,
           .rounds = call.casting == EK_CASTING_LLAMA};

@@ -38,17 +38,13 @@ bool cuts_elements(const Call& call) {
   return !multiple(call.mean, 4) || !multiple(call.rstd, 4);
 }
 
-// Why no compiled kernel has these types and addresses; nullptr if one does.
-const char* why_untyped(const Call& call, const Plan& plan) {
+// Why no kernel is compiled for these dtypes and addresses; nullptr if one is.
+const char* why_runtime_dtype(const Call& call) {
   if (call.compute == Dtype::kF64) return kInF64;
   const Operands big = big_tensors(call);
   const Dtype x = call.x.dtype, y = big.tensors[1]->dtype;
   if (is_half(x) && is_half(y) && x != y) return "f16 and bf16 are mixed";
   if (big.count == 3 && call.dx.dtype != x) return "dx has another type than x";
-  if (x != y && !plan.aligned) return "types are mixed and rows are not aligned";
-  if (x != y && !plan.plain) return "types are mixed beside an activation, casting order or offset";
-  if (!plan.aligned && !plan.plain)
-    return "rows are not aligned beside an activation, casting order or offset";
   if (cuts_elements(call)) return kCuts;
   const bool forward = call.pass == Pass::kForward;
   if (forward && call.weight && call.bias && call.weight.dtype != call.bias.dtype)
@@ -57,6 +53,15 @@ const char* why_untyped(const Call& call, const Plan& plan) {
   if (parameter && parameter.dtype != Dtype::kF32 && parameter.dtype != x && parameter.dtype != y)
     return "a parameter is neither f32 nor of the type of x, y or dy";
   return nullptr;
+}
+
+// Why no entry of the table of policies serves a call whose dtypes have kernels.
+const char* why_no_policy(const Call& call, const Plan& plan) {
+  const bool mixed = big_tensors(call).tensors[1]->dtype != call.x.dtype;
+  if (mixed && !plan.aligned) return "types are mixed and rows are not aligned";
+  if (mixed) return "types are mixed beside an activation, casting order or offset";
+  if (!plan.aligned) return "rows are not aligned beside an activation, casting order or offset";
+  return "no kernel is compiled for this split";
 }
 
 bool is_aligned(const Call& call) {
@@ -75,55 +80,89 @@ bool is_aligned(const Call& call) {
 }
 
 // Blocks, or clusters, that share the rows between them.
-int64_t persistent_groups(int64_t rows, const Tile& tile, const Chip& chip) {
-  const int64_t needed = tile.team < kWarp ? ceil_div(rows, tile.teams()) : rows;
-  return std::min<int64_t>(needed, chip.clusters_of(tile.cluster));
+int64_t persistent_groups(int64_t rows, const Tile& tile, const DeviceProperties& properties) {
+  const int64_t needed = tile.threads_per_row < kWarp ? ceil_div(rows, tile.row_groups()) : rows;
+  return std::min<int64_t>(needed, properties.clusters_of(tile.cluster));
 }
 
-Usual usual_of(const Call& call, const Plan& plan) {
-  if (!plan.plain || !plan.aligned) return Usual::kNone;
+Specialization specialization_of(const Call& call, const Plan& plan) {
+  if (!plan.aligned) return Specialization::kNone;
   const Operands big = big_tensors(call);
   for (int i = 0; i < big.count; ++i) {
     if (big.tensors[i]->dtype != call.x.dtype || !is_even(call, *big.tensors[i]))
-      return Usual::kNone;
+      return Specialization::kNone;
   }
   if (call.pass == Pass::kBackward) {
-    if (call.centers()) return Usual::kLayer;
-    return call.dbias ? Usual::kNone : Usual::kRms;
+    if (call.centers()) return Specialization::kLayer;
+    return call.dbias ? Specialization::kNone : Specialization::kRms;
   }
   const auto same = [&](const Vector& vector) { return vector && vector.dtype == call.x.dtype; };
-  if (!same(call.weight)) return Usual::kNone;
-  if (call.centers()) return same(call.bias) ? Usual::kLayer : Usual::kNone;
-  return call.bias ? Usual::kNone : Usual::kRms;
+  if (!same(call.weight)) return Specialization::kNone;
+  if (call.centers()) return same(call.bias) ? Specialization::kLayer : Specialization::kNone;
+  return call.bias ? Specialization::kNone : Specialization::kRms;
 }
 
-void plan_forward(const Call& call, const Chip& chip, Plan& plan) {
+// Finds the kernel of the plan's tile. Where the table has none, the multi-pass kernel of these dtypes takes
+// the call, or else the one that looks dtypes up, and the plan says why.
+template <typename Table, typename PolicyOf>
+void choose_policy(const Call& call, const Table& table, const PolicyOf& policy_of, Plan& plan) {
+  if (!plan.runtime_dtype) plan.policy = table.find(policy_of(plan.tile));
+  if (plan.policy < 0) {
+    plan.fallback = why_no_policy(call, plan);
+    plan.tile = multi_pass_tile(call.width);
+    plan.policy = table.find(policy_of(plan.tile));
+    if (plan.policy < 0) plan.runtime_dtype = plan.fallback;
+  }
+  if (!plan.runtime_dtype) return;
+  plan.tile = multi_pass_tile(call.width);
+  plan.policy = 0;
+  plan.aligned = false;
+}
+
+void plan_forward(const Call& call, const DeviceProperties& properties, Plan& plan) {
   const int64_t rows = call.statistics();
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
-  plan.tile = plan.untyped ? streamed_tile(call.width) : forward_tile(call.width, x_size, chip);
-  plan.tile = forward_usual(plan.tile, rows, call.width, x_size, usual_of(call, plan));
-  // 2^36 rows or more; only streamed blocks take several rows, one after the other.
-  if (ceil_div(rows, plan.tile.block_rows()) > kMostBlocks) plan.tile = streamed_tile(call.width);
+  const auto y_size = static_cast<int>(size_of(call.y.dtype));
+  if (!plan.runtime_dtype) {
+    plan.tile = specialize_forward(forward_tile(call.width, x_size, properties), rows, call.width,
+                                   x_size, plan.terms, specialization_of(call, plan));
+  }
+  // 2^36 rows or more; only multi-pass blocks take several rows, one after the other.
+  if (ceil_div(rows, plan.tile.block_rows()) > kMostBlocks) plan.tile = multi_pass_tile(call.width);
+  choose_policy(
+      call, forward_policies_of(x_size, y_size),
+      [&](const Tile& tile) {
+        return forward_policy_of(tile, x_size, y_size, plan.aligned, plan.terms);
+      },
+      plan);
   plan.groups = std::min(ceil_div(rows, plan.tile.block_rows()), kMostBlocks);
   plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile);
-  // Several rows of a block are fetched as one piece.
+  // Several rows of a block are prefetched as one range.
   const bool dense = call.x.row_stride == call.width || plan.tile.block_rows() == 1;
   if (is_even(call, call.x) && dense)
-    plan.ahead = forward_ahead(rows, call.width, x_size, plan.tile);
+    plan.prefetch_rows = forward_prefetch_rows(rows, call.width, x_size, plan.tile);
 }
 
-void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
+void plan_backward(const Call& call, const DeviceProperties& properties, Plan& plan) {
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
   const auto dy_size = static_cast<int>(size_of(call.dy.dtype));
   const int64_t rows = call.statistics();
-  plan.tile = plan.untyped ? streamed_tile(call.width)
-                           : backward_tile(call.width, x_size, dy_size, plan.aligned, chip);
-  plan.tile = backward_usual(plan.tile, call.width, x_size, chip, usual_of(call, plan));
-  if (plan.tile.streams()) {
+  if (!plan.runtime_dtype) {
+    plan.tile = specialize_backward(
+        backward_tile(call.width, x_size, dy_size, plan.aligned, properties), call.width, x_size,
+        plan.terms, properties, specialization_of(call, plan));
+  }
+  choose_policy(
+      call, backward_policies_of(x_size, dy_size),
+      [&](const Tile& tile) {
+        return backward_policy_of(tile, x_size, dy_size, plan.aligned, plan.terms);
+      },
+      plan);
+  if (plan.tile.multi_pass()) {
     plan.groups = std::min(rows, kMostBlocks);
-    plan.partials = column_chunks(rows, call.width, chip);
+    plan.partials = column_chunks(rows, call.width, properties);
   } else {
-    plan.groups = persistent_groups(rows, plan.tile, chip);
+    plan.groups = persistent_groups(rows, plan.tile, properties);
     plan.partials = plan.groups;
     plan.shared = backward_shared(call.width, x_size, dy_size, plan.aligned, plan.tile);
   }
@@ -135,7 +174,7 @@ void plan_backward(const Call& call, const Chip& chip, Plan& plan) {
 }
 
 // The same for group norm, whose kernels have one type for all big tensors.
-const char* why_untyped_groups(const Call& call) {
+const char* why_runtime_dtype_groups(const Call& call) {
   if (call.compute == Dtype::kF64) return kInF64;
   const Operands big = big_tensors(call);
   for (int i = 1; i < big.count; ++i) {
@@ -146,23 +185,24 @@ const char* why_untyped_groups(const Call& call) {
 
 }  // namespace
 
-Plan make_plan(const Call& call, const Chip& chip) {
+Plan make_plan(const Call& call, const DeviceProperties& properties) {
   Plan plan;
-  plan.plain = call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA &&
-               (call.pass == Pass::kBackward || call.weight_offset == 0);
+  plan.terms = {.activation = call.activation != EK_ACTIVATION_NONE,
+                .casting = call.casting == EK_CASTING_LLAMA,
+                .weight_offset = call.weight_offset != 0};
   plan.aligned = is_aligned(call);
-  plan.untyped = why_untyped(call, plan);
-  if (plan.untyped) plan.aligned = false;
-  call.pass == Pass::kForward ? plan_forward(call, chip, plan) : plan_backward(call, chip, plan);
+  plan.runtime_dtype = why_runtime_dtype(call);
+  call.pass == Pass::kForward ? plan_forward(call, properties, plan)
+                              : plan_backward(call, properties, plan);
   return plan;
 }
 
-GroupPlan make_group_plan(const Call& call, const Chip& chip) {
+GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties) {
   const bool backward = call.pass == Pass::kBackward, last = call.layout == EK_NHWC;
   const int64_t spatial = last ? call.inner : call.width, size = size_of(call.compute);
   GroupPlan plan;
-  plan.untyped = why_untyped_groups(call);
-  plan.aligned = plan.untyped == nullptr && is_aligned(call);
+  plan.runtime_dtype = why_runtime_dtype_groups(call);
+  plan.aligned = plan.runtime_dtype == nullptr && is_aligned(call);
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
   const GroupProblem problem{.channels = call.channels,
                              .spatial = spatial,
@@ -172,7 +212,7 @@ GroupPlan make_group_plan(const Call& call, const Chip& chip) {
                              .aligned = plan.aligned,
                              .x_size = x_size,
                              .size = static_cast<int>(size)};
-  const GroupTile& tile = plan.tile = group_tile(problem, chip);
+  const GroupTile& tile = plan.tile = group_tile(problem, properties);
   plan.kept = kept_bytes(problem, tile);
   plan.mail = mail_bytes(problem, tile);
   plan.spans = ceil_div(call.channels, tile.span);
@@ -187,7 +227,8 @@ GroupPlan make_group_plan(const Call& call, const Chip& chip) {
   const int64_t groups = call.outer * call.groups;
   if (!tile.keeps) {
     const bool again = !backward || call.dx;
-    plan.lag = again ? group_lag(plan.units, tile.chunks, last, chip) : plan.units * tile.chunks;
+    plan.lag =
+        again ? group_lag(plan.units, tile.chunks, last, properties) : plan.units * tile.chunks;
     reserve(plan.units * static_cast<int64_t>(sizeof(GroupCounters)));
     plan.parts_at = reserve(groups * tile.chunks * part_values(backward) * size);
     plan.results_at = reserve(groups * kGroupResults * size);

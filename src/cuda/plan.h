@@ -1,10 +1,11 @@
-// How a call will run: types, tile and sizes, from the call and the chip alone.
+// How a call will run: dtypes, tile, policy and sizes, from the call and the device's properties alone.
 #pragma once
 
 #include <cstdint>
 
 #include "core/call.h"
-#include "cuda/group_tuning.h"
+#include "cuda/group/tuning.h"
+#include "cuda/row/tuning.h"
 
 namespace evenkeel::cuda {
 
@@ -12,24 +13,27 @@ namespace evenkeel::cuda {
 inline constexpr int64_t kWorkspaceAlignment = 16;
 
 struct Plan {
-  const char* untyped =
-      nullptr;           // why the element types are looked up at run time; nullptr: not so
+  // Why the dtypes are looked up at run time; nullptr: kernels are compiled for them.
+  const char* runtime_dtype = nullptr;
+  // Why no entry of the table of policies serves the call, so that a multi-pass kernel does; or nullptr.
+  const char* fallback = nullptr;
   bool aligned = false;  // loads and stores of 16 bytes
-  bool plain = false;  // neither an activation nor a casting order; forward: nor a weight's offset
+  EpilogueTerms terms;   // that the call has
 
   Tile tile;
-  int64_t groups = 0;    // blocks of the main kernel, or clusters
-  int64_t shared = 0;    // its dynamic shared memory in bytes
-  int64_t ahead = 0;     // forward: rows, to those that blocks fetch for others; 0: they do not
-  int64_t partials = 0;  // backward: rows of partial sums, for each of dweight and dbias
-  int64_t dbias_at = 0;  // where those of dbias begin in the workspace
+  int policy = 0;             // the kernel: an index of the table (row/policies.h)
+  int64_t groups = 0;         // blocks of the main kernel, or clusters
+  int64_t shared = 0;         // its dynamic shared memory in bytes
+  int64_t prefetch_rows = 0;  // forward: from a block's rows to those it prefetches; 0: none
+  int64_t partials = 0;       // backward: rows of partial sums, for each of dweight and dbias
+  int64_t dbias_at = 0;       // where those of dbias begin in the workspace
   int64_t workspace = 0;
 };
 
-Plan make_plan(const Call& call, const Chip& chip);
+Plan make_plan(const Call& call, const DeviceProperties& properties);
 
 struct GroupPlan {
-  const char* untyped = nullptr;
+  const char* runtime_dtype = nullptr;  // as above
   bool aligned = false;
   GroupTile tile;
   int64_t spans = 0, units = 0;  // units of a sample, and of all
@@ -40,6 +44,6 @@ struct GroupPlan {
   int64_t workspace = 0;
 };
 
-GroupPlan make_group_plan(const Call& call, const Chip& chip);
+GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties);
 
 }  // namespace evenkeel::cuda

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "core/call.h"
-#include "cuda/tuning.h"
-#include "cuda_chips.h"
+#include "cuda/row/tuning.h"
+#include "cuda_devices.h"
 
 namespace evenkeel::cuda {
 
-// What a tile depends on beside the row's length and the chip.
+// What a tile depends on beside the row's length and the device.
 struct Kind {
   Pass pass;
   Dtype x, other;  // other: y or dy
@@ -24,7 +24,7 @@ struct Kind {
   int other_size() const { return static_cast<int>(size_of(other)); }
   // Elements in a load: 16 bytes of the smaller type.
   int vector() const { return aligned ? 16 / std::min(x_size(), other_size()) : 1; }
-  // Whether it has a kernel of its own, for what is plain.
+  // Whether its dtypes have kernels.
   bool typed() const { return aligned || x == other; }
 };
 
@@ -42,66 +42,79 @@ inline std::vector<Kind> all_kinds() {
   return kinds;
 }
 
-inline Tile tile_of(const Kind& kind, int64_t cols, const Chip& chip) {
+inline Tile tile_of(const Kind& kind, int64_t cols, const DeviceProperties& device) {
   return kind.pass == Pass::kForward
-             ? forward_tile(cols, kind.x_size(), chip)
-             : backward_tile(cols, kind.x_size(), kind.other_size(), kind.aligned, chip);
+             ? forward_tile(cols, kind.x_size(), device)
+             : backward_tile(cols, kind.x_size(), kind.other_size(), kind.aligned, device);
 }
 
 inline int64_t shared_of(const Kind& kind, int64_t cols, const Tile& tile) {
-  if (tile.streams()) return 0;
+  if (tile.multi_pass()) return 0;
   if (kind.pass == Pass::kForward) return forward_shared(cols, kind.x_size(), kind.aligned, tile);
   return backward_shared(cols, kind.x_size(), kind.other_size(), kind.aligned, tile);
 }
 
-// What kernels are compiled for.
+// What the general entries of the table of policies can hold.
 struct Offer {
-  std::vector<Tile> warps;  // teams within a warp, smallest first
-  int elements;             // of larger teams
-  int other_elements;       // of some blocks
-  int most_elements;        // of a cluster
-  int block_threads;
+  std::vector<Tile> warps;  // row groups within a warp, smallest first
+  int elements = 0;         // of a thread in larger row groups
+  int other_elements = 0;   // in some blocks
+  int most_elements = 0;    // in a cluster
+  int block_threads = 0;
 };
 
-// Of a block with teams of a part of a warp that hold so many elements a thread: forward all of them,
-// backward at most.
+// The most threads of a block whose row groups are within a warp; forward it has just as many.
 inline int warp_threads(const Kind& kind, int elements) {
   return kind.pass == Pass::kForward ? forward_warp_threads(kind.x_size(), elements) : kRingThreads;
 }
 
 inline Offer offer_of(const Kind& kind) {
-  if (kind.pass == Pass::kForward) {
-    const int elements = forward_elements(kind.x_size());
-    const int most = forward_most(kind.x_size());
-    Offer offer{{}, elements, kind.x_size() == 2 ? most : elements, most, kForwardBlockThreads};
-    for (const ForwardShort& s : kForwardShort) {
-      if (s.elements <= most) offer.warps.push_back({.team = s.team, .elements = s.elements});
+  Offer offer;
+  const auto read = [&](const auto& table) {
+    for (const auto& policy : table) {
+      if (policy.is_specialized() || policy.multi_pass() || !policy.aligned) continue;
+      if (policy.terms.activation) continue;
+      switch (policy.scope) {
+        case Scope::kWarp:
+          offer.warps.push_back({.threads_per_row = policy.lanes, .elements = policy.elements});
+          break;
+        case Scope::kBlock:
+          if (offer.elements == 0) offer.elements = policy.elements;
+          offer.other_elements = std::max(offer.other_elements, policy.elements);
+          break;
+        case Scope::kCluster:
+          offer.most_elements = std::max(offer.most_elements, policy.elements);
+          break;
+      }
     }
-    return offer;
+  };
+  if (kind.pass == Pass::kForward) {
+    offer.block_threads = kForwardBlockThreads;
+    read(forward_policies_of(kind.x_size(), kind.other_size()));
+  } else {
+    offer.block_threads = kRingThreads;
+    read(backward_policies_of(kind.x_size(), kind.other_size()));
   }
-  Offer offer{{}, kBackwardElements, kBackwardElements, kBackwardMostElements, kRingThreads};
-  for (const int team : kBackwardTeams)
-    offer.warps.push_back({.team = team, .elements = kBackwardElements});
   return offer;
 }
 
 struct Choice {
-  const NamedChip& on;
+  const NamedDevice& on;
   const Kind& kind;
   const Offer& offer;
   int64_t cols;
   Tile tile;
 
-  const Chip& chip() const { return on.chip; }
+  const DeviceProperties& device() const { return on.device; }
 };
 
 inline std::string describe(const Choice& c) {
   std::ostringstream text;
   text << c.on.name << (c.kind.pass == Pass::kForward ? " forward " : " backward ")
        << name_of(c.kind.x) << " " << name_of(c.kind.other) << (c.kind.aligned ? "" : " not")
-       << " aligned, cols " << c.cols << ": team " << c.tile.team << ", elements "
-       << c.tile.elements << ", cluster " << c.tile.cluster << ", threads " << c.tile.threads
-       << ", stages " << c.tile.stages;
+       << " aligned, cols " << c.cols << ": threads per row " << c.tile.threads_per_row
+       << ", elements " << c.tile.elements << ", cluster " << c.tile.cluster << ", threads "
+       << c.tile.block_threads << ", stages " << c.tile.stages;
   return text.str();
 }
 
@@ -115,22 +128,26 @@ inline int64_t bytes_touched(const Choice& c) {
     const int64_t sums =
         tile.scope == Scope::kWarp
             ? 0
-            : reduce_bytes(false, forward_place(tile.scope, tile.team, tile.cluster));
+            : exchange_bytes(false, forward_exchange_slot_bytes(tile.scope, tile.threads_per_row,
+                                                                tile.cluster));
     if (c.kind.aligned && tile.scope != Scope::kCluster) return sums;
     // A thread that has no elements there still has a place for them.
-    if (c.kind.aligned) return sums + int64_t{tile.team} * tile.elements * c.kind.x_size();
-    return sums + tile.teams() * (share * c.kind.x_size() + before);
+    if (c.kind.aligned)
+      return sums + int64_t{tile.threads_per_row} * tile.elements * c.kind.x_size();
+    return sums + tile.row_groups() * (share * c.kind.x_size() + before);
   }
   const int64_t slot = share * (c.kind.x_size() + c.kind.other_size()) + 2 * before;
-  // At the end teams, or warps of small ones, add up the dweight and dbias of all their threads, if they
-  // are several.
-  const int64_t writers = tile.threads / std::max(tile.team, kWarp);
-  const int64_t held = int64_t{tile.team} * tile.elements * int64_t{sizeof(float)};
-  const int64_t sums = tile.teams() == 1 ? 0 : 2 * writers * held;
+  // At the end row groups, or warps of small ones, reduce the dweight and dbias of all their threads, if
+  // they are several.
+  const int64_t writers = tile.block_threads / std::max(tile.threads_per_row, kWarp);
+  const int64_t held = int64_t{tile.threads_per_row} * tile.elements * int64_t{sizeof(float)};
+  const int64_t sums = tile.row_groups() == 1 ? 0 : 2 * writers * held;
   // A thread of a cluster that holds many elements puts its weights behind the rings.
-  const int64_t weights = backward_holds_weight(tile.elements, tile.scope) ? 0 : held;
-  const bool ahead = backward_ahead(tile.scope, tile.elements);
-  return reduce_bytes(ahead) + std::max(tile.teams() * tile.stages * slot, sums) + weights;
+  const BackwardPolicy policy =
+      backward_policy_of(tile, c.kind.x_size(), c.kind.other_size(), c.kind.aligned, kNoTerms);
+  const int64_t weights = policy.weight_in_registers() ? 0 : held;
+  return exchange_bytes(policy.pipelined()) +
+         std::max(tile.row_groups() * tile.stages * slot, sums) + weights;
 }
 
 // Dense rows of one block, with everything that a pass can have.

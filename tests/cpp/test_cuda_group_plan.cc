@@ -1,4 +1,4 @@
-// What a CUDA group norm's plan makes of a call (src/cuda/plan.h), on chips that need not be there:
+// What a CUDA group norm's plan makes of a call (src/cuda/plan.h), on devices that need not be there:
 // one split for any number of samples, a workspace whose regions keep apart, kernels by types and
 // addresses, and cases for compute-sanitizer that reach every kernel.
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 #include "cuda/arguments.h"
 #include "cuda/plan.h"
-#include "cuda_chips.h"
+#include "cuda_devices.h"
 #include "support/cases.h"
 
 namespace evenkeel::cuda {
@@ -76,7 +76,7 @@ Call call_of(const Case& c, Pass pass) {
 
 constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward};
 
-// Calls body(chip, case, call, plan) for groups of many sizes, all types, layouts and passes, and
+// Calls body(device, case, call, plan) for groups of many sizes, all types, layouts and passes, and
 // with some of the results only.
 template <typename Body>
 void for_plans(const Body& body) {
@@ -87,7 +87,7 @@ void for_plans(const Body& body) {
       "x=f32,f16 y=f16,f32",
       "group_norm samples=2 channels=12297 groups=3 spatial=7,8 layout=nchw,nhwc x=f16 "
       "dbias=none,f32"};
-  for (const NamedChip& on : kChips) {
+  for (const NamedDevice& on : kDevices) {
     for (const char* list : kLists) {
       for (const Case& c : support::parse_cases(list, "here")) {
         for (const Pass pass : kPasses) {
@@ -95,7 +95,7 @@ void for_plans(const Body& body) {
                        << on.name << (pass == Pass::kForward ? " forward " : " backward ")
                        << to_string(c));
           const Call call = call_of(c, pass);
-          body(on.chip, c, call, make_group_plan(call, on.chip));
+          body(on.device, c, call, make_group_plan(call, on.device));
           if (testing::Test::HasFailure()) return;
         }
       }
@@ -105,12 +105,12 @@ void for_plans(const Body& body) {
 
 // A sample's bits do not depend on the others.
 TEST(CudaGroupPlan, SplitsSamplesTheSameWayWhateverTheirNumber) {
-  for_plans([](const Chip& chip, const Case& c, Call call, const GroupPlan& plan) {
+  for_plans([](const DeviceProperties& device, const Case& c, Call call, const GroupPlan& plan) {
     for (const int64_t samples : {0, 1, 3, 1000, 100000}) {
       call.outer = samples;
-      const GroupPlan other = make_group_plan(call, chip);
+      const GroupPlan other = make_group_plan(call, device);
       EXPECT_TRUE(other.tile == plan.tile) << samples << " samples";
-      EXPECT_EQ(other.untyped, plan.untyped);
+      EXPECT_EQ(other.runtime_dtype, plan.runtime_dtype);
       EXPECT_EQ(other.aligned, plan.aligned);
       EXPECT_EQ(other.shared, plan.shared);
       EXPECT_EQ(other.units, samples * ceil_div(c.channels, plan.tile.span));
@@ -119,9 +119,9 @@ TEST(CudaGroupPlan, SplitsSamplesTheSameWayWhateverTheirNumber) {
 }
 
 TEST(CudaGroupPlan, SharedMemoryIsTheTiles) {
-  for_plans([](const Chip& chip, const Case&, const Call&, const GroupPlan& plan) {
+  for_plans([](const DeviceProperties& device, const Case&, const Call&, const GroupPlan& plan) {
     EXPECT_LE(plan.kept + plan.mail, plan.shared);
-    EXPECT_LE(plan.shared, chip.shared_bytes);
+    EXPECT_LE(plan.shared, device.shared_bytes);
     EXPECT_EQ(plan.kept > 0, plan.tile.keeps);
     EXPECT_EQ(plan.mail > 0, plan.tile.keeps && plan.tile.chunks > 1);
   });
@@ -150,10 +150,10 @@ std::vector<Region> regions_of(const Call& call, const GroupPlan& plan) {
 }
 
 TEST(CudaGroupPlan, RegionsOfTheWorkspaceKeepApart) {
-  for_plans([](const Chip& chip, const Case&, Call call, const GroupPlan&) {
+  for_plans([](const DeviceProperties& device, const Case&, Call call, const GroupPlan&) {
     for (const int64_t samples : {0, 1, 2, 1001}) {
       call.outer = samples;
-      const GroupPlan plan = make_group_plan(call, chip);
+      const GroupPlan plan = make_group_plan(call, device);
       int64_t end = 0, needed = 0;
       for (const auto& [begin, bytes] : regions_of(call, plan)) {
         EXPECT_EQ(begin % size_of(call.compute), 0);
@@ -175,14 +175,15 @@ TEST(CudaGroupPlan, RegionsOfTheWorkspaceKeepApart) {
 
 // A unit is read again when its sums are known; without dx no unit is.
 TEST(CudaGroupPlan, TheLagIsOfWholeUnits) {
-  for_plans([](const Chip& chip, const Case&, const Call& call, const GroupPlan& plan) {
-    if (plan.tile.keeps) return;
-    const int64_t chunks = plan.tile.chunks;
-    const bool again = call.pass == Pass::kForward || call.dx;
-    EXPECT_EQ(plan.lag, again ? group_lag(plan.units, chunks, call.layout == EK_NHWC, chip)
-                              : plan.units * chunks);
-    EXPECT_EQ(plan.lag % chunks, 0);
-  });
+  for_plans(
+      [](const DeviceProperties& device, const Case&, const Call& call, const GroupPlan& plan) {
+        if (plan.tile.keeps) return;
+        const int64_t chunks = plan.tile.chunks;
+        const bool again = call.pass == Pass::kForward || call.dx;
+        EXPECT_EQ(plan.lag, again ? group_lag(plan.units, chunks, call.layout == EK_NHWC, device)
+                                  : plan.units * chunks);
+        EXPECT_EQ(plan.lag % chunks, 0);
+      });
 }
 
 // --- Types and addresses
@@ -220,12 +221,12 @@ TEST(CudaGroupPlan, LooksTypesUpAtRunTimeForAReason) {
       for (const Pass pass : kPasses) {
         if (pass == Pass::kBackward && !c.backward) continue;
         SCOPED_TRACE(to_string(c));
-        const GroupPlan plan = make_group_plan(call_of(c, pass), kH200.chip);
+        const GroupPlan plan = make_group_plan(call_of(c, pass), kH200.device);
         EXPECT_EQ(plan.aligned, types.aligned);
         EXPECT_EQ(plan.tile.keeps, types.aligned);
-        ASSERT_EQ(plan.untyped == nullptr, types.reason == nullptr);
+        ASSERT_EQ(plan.runtime_dtype == nullptr, types.reason == nullptr);
         if (types.reason == nullptr) continue;
-        EXPECT_NE(std::strstr(plan.untyped, types.reason), nullptr) << plan.untyped;
+        EXPECT_NE(std::strstr(plan.runtime_dtype, types.reason), nullptr) << plan.runtime_dtype;
       }
     }
   }
@@ -239,7 +240,7 @@ TEST(CudaGroupPlan, TheLengthOfLinesCounts) {
       if (last) c.layout = EK_NHWC;
       (last ? c.channels : c.spatial) = length;
       c.x.row_stride = c.y.row_stride = 64;
-      ASSERT_EQ(make_group_plan(call_of(c, Pass::kForward), kH200.chip).aligned, length % 8 == 0)
+      ASSERT_EQ(make_group_plan(call_of(c, Pass::kForward), kH200.device).aligned, length % 8 == 0)
           << length;
     }
   }
@@ -294,13 +295,13 @@ class GpuTiers : public testing::Test {
 
  private:
   void add(const Case& c, const Call& call) {
-    const GroupPlan plan = make_group_plan(call, kH200.chip);
+    const GroupPlan plan = make_group_plan(call, kH200.device);
     const bool backward = call.pass == Pass::kBackward;
     const auto see = [&](const std::string& what, const std::string& how) {
       seen_.insert({backward, c.layout == EK_NHWC, what, how});
     };
     const std::string split = split_of(plan);
-    if (plan.untyped) {
+    if (plan.runtime_dtype) {
       see("types looked up, " + std::string(name_of(call.compute)), split);
     } else {
       const bool kept = plan.tile.keeps && !plan.tile.rereads;

@@ -1,5 +1,5 @@
-// How a CUDA group norm is split (src/cuda/group_tuning.h): properties that every tile must have,
-// on chips that need not be there. What kernels work out of a tile is worked out here once more (as
+// How a CUDA group norm is split (src/cuda/group/tuning.h): properties that every tile must have,
+// on devices that need not be there. What kernels work out of a tile is worked out here once more (as
 // in group.cuh) and counted: every element has one place, every line one slot of its group, and no
 // block waits for one that starts after it.
 #include <gtest/gtest.h>
@@ -14,18 +14,18 @@
 #include <vector>
 
 #include "cuda/arguments.h"
-#include "cuda/group_tuning.h"
-#include "cuda_chips.h"
+#include "cuda/group/tuning.h"
+#include "cuda_devices.h"
 
 namespace evenkeel::cuda {
 namespace {
 
 struct Choice {
-  const NamedChip& on;
+  const NamedDevice& on;
   GroupProblem problem;
   GroupTile tile;
 
-  const Chip& chip() const { return on.chip; }
+  const DeviceProperties& device() const { return on.device; }
   int64_t groups() const { return problem.channels / problem.per_group; }
   int64_t columns() const { return tile.tile / tile.vector; }
   // Channels last: chunks of a unit, side by side.
@@ -63,7 +63,7 @@ struct Sweep {
 
 // Calls body(choice) for the problems of a sweep, both layouts and passes, until one fails.
 template <typename Body>
-void for_choices(const NamedChip& on, const Sweep& sweep, const Body& body) {
+void for_choices(const NamedDevice& on, const Sweep& sweep, const Body& body) {
   for (const bool channels_last : {false, true}) {
     for (const bool backward : {false, true}) {
       for (const Sizes& sizes : kSizes) {
@@ -80,7 +80,7 @@ void for_choices(const NamedChip& on, const Sweep& sweep, const Body& body) {
                                          .size = sizes.compute};
               const int64_t width = channels_last ? problem.channels : spatial;
               if (sizes.aligned && width % (16 / sizes.x) != 0) continue;
-              body(Choice{on, problem, group_tile(problem, on.chip)});
+              body(Choice{on, problem, group_tile(problem, on.device)});
               if (testing::Test::HasFailure()) return;
             }
           }
@@ -108,9 +108,9 @@ const Sweep& wide_sweep() {
   return sweep;
 }
 
-// `flaw` says what is wrong with a choice; nullptr: nothing. One report for each chip.
+// `flaw` says what is wrong with a choice; nullptr: nothing. One report for each device.
 void expect_of_all_tiles(const char* (*flaw)(const Choice&)) {
-  for (const NamedChip& on : kChips) {
+  for (const NamedDevice& on : kDevices) {
     for_choices(on, wide_sweep(), [&](const Choice& c) {
       if (const char* what = flaw(c)) ADD_FAILURE() << what << ": " << describe(c);
     });
@@ -141,8 +141,8 @@ TEST(CudaGroupTile, HasAClusterThatRuns) {
     constexpr int64_t kMostExpected = (1 << 20) - 1;  // bytes that a barrier can wait for
     if (c.tile.chunks < 1) return "units without chunks";
     if (!c.tile.keeps) return nullptr;
-    if (c.tile.chunks > c.chip().cluster_limit) return "a cluster that the chip lacks";
-    if (c.chip().clusters_of(c.tile.chunks) < 1) return "a cluster that never runs";
+    if (c.tile.chunks > c.device().cluster_limit) return "a cluster that the device lacks";
+    if (c.device().clusters_of(c.tile.chunks) < 1) return "a cluster that never runs";
     return mail_bytes(c.problem, c.tile) > kMostExpected ? "more mail than a barrier can count"
                                                          : nullptr;
   });
@@ -210,10 +210,10 @@ TEST(CudaGroupTile, FitsIntoSharedMemory) {
     // The mail and the table come next to what is kept, and are read 16 bytes at a time.
     if (kept_bytes(c.problem, c.tile) % 16 != 0 || mail_bytes(c.problem, c.tile) % 16 != 0)
       return "a table that is not aligned";
-    if (shared > c.chip().shared_bytes) return "more shared memory than there is";
+    if (shared > c.device().shared_bytes) return "more shared memory than there is";
     return group_blocks(c.problem.backward, c.tile.keeps) * (shared + kOfBlock) >
-                   c.chip().shared_bytes + kOfBlock
-               ? "fewer blocks on a multiprocessor than have registers"
+                   c.device().shared_bytes + kOfBlock
+               ? "fewer blocks on a SM than have registers"
                : nullptr;
   });
 }
@@ -227,22 +227,22 @@ constexpr GroupProblem kPlain{.channels = 320,
                               .aligned = true,
                               .x_size = 2,
                               .size = 4};
-static_assert(group_tile(kPlain, kH200.chip).keeps);
+static_assert(group_tile(kPlain, kH200.device).keeps);
 
 // --- Places, of problems that are small enough to count
 
 // With little shared memory small units take clusters of all sizes, and more than those hold. (The
 // sums of channels last alone take more than the first of these has.)
-constexpr Chip tiny_chip(int shared_bytes) {
+constexpr DeviceProperties tiny_device(int shared_bytes) {
   return {.major = 9,
           .minor = 0,
-          .multiprocessors = 4,
+          .sms = 4,
           .shared_bytes = shared_bytes,
           .cluster_limit = 16,
           .clusters = {4, 2, 1, 1, 1}};
 }
-constexpr NamedChip kSmallChips[] = {
-    {"chip with 20 KiB", tiny_chip(20480)}, {"chip with 40 KiB", tiny_chip(40960)}, kH200};
+constexpr NamedDevice kSmallDevices[] = {
+    {"device with 20 KiB", tiny_device(20480)}, {"device with 40 KiB", tiny_device(40960)}, kH200};
 
 const Sweep kSmallSweep{{1, 2, 3, 5, 8, 10, 32, 40, 129, 520},
                         {1, 3, 8},
@@ -328,7 +328,7 @@ template <typename Body>
 void for_small_choices(const Body& body) {
   constexpr unsigned kReadTwice = 0;
   std::set<std::pair<bool, unsigned>> seen;
-  for (const NamedChip& on : kSmallChips) {
+  for (const NamedDevice& on : kSmallDevices) {
     for_choices(on, kSmallSweep, [&](const Choice& c) {
       if (c.tile.span * c.problem.spatial > kMostCounted) return;
       const auto cluster = std::bit_ceil(static_cast<unsigned>(c.tile.chunks));
@@ -453,12 +453,12 @@ void expect_order(int64_t units, int64_t chunks, int64_t lag, bool again) {
 }
 
 TEST(CudaGroupOrder, BlocksWaitForEarlierOnesOnly) {
-  for (const NamedChip& on : kChips) {
+  for (const NamedDevice& on : kDevices) {
     for (const int64_t units : {1, 2, 3, 31, 256, 1000}) {
       for (const int64_t chunks : {1, 2, 3, 40, 527, 529, 2000}) {
         SCOPED_TRACE(testing::Message() << on.name << ": " << units << " x " << chunks);
         for (const bool last : {false, true}) {
-          const int64_t lag = group_lag(units, chunks, last, on.chip);
+          const int64_t lag = group_lag(units, chunks, last, on.device);
           ASSERT_EQ(lag % chunks, 0) << "a unit is read again before its sums are done";
           ASSERT_GE(lag, chunks);
           ASSERT_LE(lag, units * chunks);

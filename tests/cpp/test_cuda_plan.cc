@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "cuda/plan.h"
-#include "cuda_chips.h"
+#include "cuda_devices.h"
 #include "cuda_kinds.h"
 
 namespace evenkeel::cuda {
@@ -23,22 +23,22 @@ Call call_of(const Kind& kind, int64_t rows, int64_t cols) {
 
 constexpr int64_t kManyRows = kMostBlocks;
 
-// Calls body(choice, rows, call, plan) for rows of some lengths, of all kinds, on all chips.
+// Calls body(choice, rows, call, plan) for rows of some lengths, of all kinds, on all devices.
 template <typename Body>
 void for_plans(Body body) {
   constexpr int64_t kLengths[] = {1,     7,     8,     64,    100,    512,    1000,    1024,   4096,
                                   10240, 12288, 16384, 20000, 100000, 262144, 1 << 20, 1 << 24};
-  for (const NamedChip& on : kChips) {
+  for (const NamedDevice& on : kDevices) {
     for (const Kind& kind : all_kinds()) {
       const Offer offer = offer_of(kind);
       for (const int64_t cols : kLengths) {
         if (cols % kind.vector() != 0) continue;
-        const Tile tile = kind.typed() ? tile_of(kind, cols, on.chip) : streamed_tile(cols);
+        const Tile tile = kind.typed() ? tile_of(kind, cols, on.device) : multi_pass_tile(cols);
         const Choice choice{on, kind, offer, cols, tile};
         for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1000}, kManyRows}) {
           SCOPED_TRACE(describe(choice) + ", rows " + std::to_string(rows));
           const Call call = call_of(kind, rows, cols);
-          body(choice, rows, call, make_plan(call, on.chip));
+          body(choice, rows, call, make_plan(call, on.device));
           if (testing::Test::HasFailure()) return;
         }
       }
@@ -49,16 +49,17 @@ void for_plans(Body body) {
 // for_plans() finds the tile without the number of rows.
 TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
   for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
-    EXPECT_EQ(plan.untyped == nullptr, c.kind.typed());
+    EXPECT_EQ(plan.runtime_dtype == nullptr, c.kind.typed());
     EXPECT_EQ(plan.aligned, c.kind.aligned);
     const int x_size = c.kind.x_size();
     Tile tile = c.tile;
     if (c.kind.aligned && c.kind.x == c.kind.other) {
       // Parameters are float32.
       if (c.kind.pass == Pass::kBackward) {
-        tile = backward_usual(tile, c.cols, x_size, c.chip(), Usual::kLayer);
+        tile =
+            specialize_backward(tile, c.cols, x_size, kNoTerms, c.device(), Specialization::kLayer);
       } else if (c.kind.x == Dtype::kF32) {
-        tile = forward_usual(tile, rows, c.cols, x_size, Usual::kLayer);
+        tile = specialize_forward(tile, rows, c.cols, x_size, kNoTerms, Specialization::kLayer);
       }
     }
     EXPECT_TRUE(plan.tile == tile);
@@ -66,30 +67,30 @@ TEST(CudaPlan, HasTheTileOfItsRowsWhateverTheirNumber) {
   });
 }
 
-// Rows that blocks fetch for others lie within the second cache's share for them, one at least.
-TEST(CudaPlan, FetchesAFewMegabytesAhead) {
+// Rows that blocks prefetch for others are few enough to stay in L2, one at least.
+TEST(CudaPlan, PrefetchesAFewMegabytesAhead) {
   int64_t fetching = 0;
   for_plans([&](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
-    if (plan.ahead == 0) return;
+    if (plan.prefetch_rows == 0) return;
     ++fetching;
     EXPECT_EQ(c.kind.pass, Pass::kForward);
-    EXPECT_FALSE(plan.tile.streams());
+    EXPECT_FALSE(plan.tile.multi_pass());
     const int64_t row = c.cols * c.kind.x_size();
-    EXPECT_GE(rows * row, 4 * kForwardAhead);
-    if (plan.ahead > 1) {
-      EXPECT_LE(plan.ahead * row, kForwardAhead);
+    EXPECT_GE(rows * row, 4 * kForwardPrefetchBytes);
+    if (plan.prefetch_rows > 1) {
+      EXPECT_LE(plan.prefetch_rows * row, kForwardPrefetchBytes);
     }
-    EXPECT_GT((plan.ahead + 1) * row, kForwardAhead);
+    EXPECT_GT((plan.prefetch_rows + 1) * row, kForwardPrefetchBytes);
   });
   EXPECT_GT(fetching, 0);
 }
 
-// What a block fetches is one piece, at one distance from its own rows.
-TEST(CudaPlan, FetchesOnlyWhatLiesAtOneDistance) {
+// What a block prefetches is one range, at one distance from its own rows.
+TEST(CudaPlan, PrefetchesOnlyWhatLiesAtOneDistance) {
   const auto ahead = [](int64_t rows, int64_t cols, auto change) {
     Call call = make_call(Pass::kForward, rows, cols, Dtype::kBF16, Dtype::kBF16);
     change(call);
-    return make_plan(call, kH200.chip).ahead;
+    return make_plan(call, kH200.device).prefetch_rows;
   };
   const auto nothing = [](Call&) {};
   const auto gaps = [](Call& call) { call.x.row_stride += 8; };
@@ -107,17 +108,17 @@ TEST(CudaPlan, FetchesOnlyWhatLiesAtOneDistance) {
   EXPECT_EQ(ahead(2048, 4096, nothing), 512);
 }
 
-// Blocks stay until all rows are done going backward; otherwise each team has one row.
+// Blocks stay until all rows are done going backward; otherwise each row group has one row.
 bool is_persistent(const Plan& plan, Pass pass) {
-  return pass == Pass::kBackward && !plan.tile.streams();
+  return pass == Pass::kBackward && !plan.tile.multi_pass();
 }
 
 TEST(CudaPlan, NoMoreBlocksStayThanRunAtOnce) {
   for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
     if (!is_persistent(plan, c.kind.pass)) return;
-    const int64_t at_once = c.chip().clusters_of(plan.tile.cluster);
+    const int64_t at_once = c.device().clusters_of(plan.tile.cluster);
     EXPECT_LE(plan.groups, at_once);
-    EXPECT_LE(plan.groups * plan.tile.cluster, c.chip().multiprocessors);
+    EXPECT_LE(plan.groups * plan.tile.cluster, c.device().sms);
     if (rows == kManyRows) {
       EXPECT_EQ(plan.groups, at_once);
     }
@@ -127,33 +128,33 @@ TEST(CudaPlan, NoMoreBlocksStayThanRunAtOnce) {
 TEST(CudaPlan, EveryRowHasABlockAndEveryBlockARow) {
   for_plans([](const Choice& c, int64_t rows, const Call&, const Plan& plan) {
     const bool stays = is_persistent(plan, c.kind.pass);
-    const int64_t teams = plan.tile.teams();
+    const int64_t row_groups = plan.tile.row_groups();
     if (!stays || rows == 0) {
-      EXPECT_GE(plan.groups * teams, std::min(rows, kMostBlocks));
+      EXPECT_GE(plan.groups * row_groups, std::min(rows, kMostBlocks));
     } else {
       EXPECT_GE(plan.groups, 1);
     }
-    // Teams that share a warp have neighbouring rows; the others of persistent blocks get a second
+    // Row groups that share a warp have neighbouring rows; the others of persistent blocks get a second
     // row for a block only when all blocks have one.
     const int64_t last = plan.groups - 1;
-    EXPECT_LT(stays && plan.tile.team >= kWarp ? last : last * teams, rows);
+    EXPECT_LT(stays && plan.tile.threads_per_row >= kWarp ? last : last * row_groups, rows);
   });
 }
 
 // As many rows as the largest memory holds. A grid's first side has up to 2^31 - 1 blocks.
 TEST(CudaPlan, HasAGridThatCanBeLaunched) {
   constexpr int64_t kMemory = int64_t{1} << 38;
-  for (const NamedChip& on : kChips) {
+  for (const NamedDevice& on : kDevices) {
     for (const Kind& kind : all_kinds()) {
-      for (const bool untyped : {false, true}) {
+      for (const bool in_f64 : {false, true}) {
         for (int64_t cols = kind.vector(); cols <= 1 << 24; cols *= 2) {
           const int64_t rows = kMemory / (cols * (kind.x_size() + kind.other_size()));
           Call call = call_of(kind, rows, cols);
-          if (untyped) call.compute = Dtype::kF64;
-          const Plan plan = make_plan(call, on.chip);
+          if (in_f64) call.compute = Dtype::kF64;
+          const Plan plan = make_plan(call, on.device);
           ASSERT_LE(plan.groups * plan.tile.cluster, std::numeric_limits<int32_t>::max())
               << rows << " rows of " << cols << " " << name_of(kind.x)
-              << (untyped ? ", arithmetic in f64" : "");
+              << (in_f64 ? ", arithmetic in f64" : "");
         }
       }
     }
@@ -174,8 +175,8 @@ TEST(CudaPlan, EveryGroupHasARowOfPartialSums) {
 }
 
 // Room for the partial sums that are wanted, from the first aligned address on, and hardly more.
-void expect_workspace(const Call& call, const Chip& chip) {
-  const Plan plan = make_plan(call, chip);
+void expect_workspace(const Call& call, const DeviceProperties& device) {
+  const Plan plan = make_plan(call, device);
   const int64_t one = plan.partials * call.width * size_of(call.compute);
   const int wanted = (call.dweight ? 1 : 0) + (call.dbias ? 1 : 0);
   if (wanted == 0 || plan.partials == 0) {
@@ -190,7 +191,7 @@ void expect_workspace(const Call& call, const Chip& chip) {
   EXPECT_GE(plan.workspace, end + kWorkspaceAlignment - 1);
   EXPECT_LE(plan.workspace, wanted * one + (wanted + 1) * kWorkspaceAlignment);
   // However many rows there are.
-  const int64_t most = std::max(chip.multiprocessors, kMaxChunks);
+  const int64_t most = std::max(device.sms, kMaxChunks);
   EXPECT_LE(plan.workspace, 2 * (most + 1) * round_up(call.width * size_of(call.compute), 16));
 }
 
@@ -209,7 +210,7 @@ TEST(CudaPlan, TheWorkspaceHasRoomForWhatIsWanted) {
           if (!dbias) some.dbias = {};
           SCOPED_TRACE(testing::Message() << name_of(compute) << (dweight ? " dweight" : "")
                                           << (dbias ? " dbias" : ""));
-          expect_workspace(some, c.chip());
+          expect_workspace(some, c.device());
         }
       }
     }
@@ -235,29 +236,70 @@ void for_formulas(const Kind& kind, Body body) {
   }
 }
 
-// The gradient's plain kernels have an offset of the weight, the forward ones do not.
-TEST(CudaPlan, IsPlainWithoutActivationAndCasting) {
-  for (const Kind& kind : all_kinds()) {
-    for_formulas(kind, [&](const Call& call) {
-      EXPECT_EQ(make_plan(call, kH200.chip).plain,
-                call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA &&
-                    (call.pass == Pass::kBackward || call.weight_offset == 0));
-    });
+// An entry of the table takes what the call has; only what none takes goes to a multi-pass kernel, and says
+// why.
+TEST(CudaPlan, HasAPolicyThatServesTheCall) {
+  const auto expect = [](const Call& call, const Plan& plan, const auto& table) {
+    ASSERT_GE(plan.policy, 0);
+    ASSERT_LT(plan.policy, table.count);
+    const auto& policy = table.entries[plan.policy];
+    const Tile& tile = plan.tile;
+    EXPECT_EQ(policy.elements, tile.elements);
+    EXPECT_EQ(policy.aligned, plan.aligned);
+    EXPECT_EQ(policy.specialization, tile.specialization);
+    EXPECT_TRUE(policy.terms.cover(plan.terms));
+    if (policy.multi_pass()) return;
+    EXPECT_EQ(plan.fallback, nullptr);
+    EXPECT_EQ(policy.scope, tile.scope);
+    EXPECT_EQ(policy.lanes, tile.scope == Scope::kWarp ? tile.threads_per_row : kWarp);
+    EXPECT_LE(tile.block_threads, policy.block_threads());
+    EXPECT_EQ(tile.elements % policy.vector(), 0);
+    EXPECT_LE(call.width, tile.capacity());
+  };
+  for_plans([&](const Choice& c, int64_t, const Call& call, const Plan& plan) {
+    if (plan.runtime_dtype) return;
+    const int x_size = c.kind.x_size(), other_size = c.kind.other_size();
+    if (c.kind.pass == Pass::kForward) {
+      expect(call, plan, forward_policies_of(x_size, other_size));
+    } else {
+      expect(call, plan, backward_policies_of(x_size, other_size));
+    }
+  });
+}
+
+// No entry is there twice, or beside one that serves the same calls.
+TEST(CudaPolicies, AreDifferent) {
+  const auto expect = [](const auto& table) {
+    for (int i = 0; i < table.count; ++i) EXPECT_EQ(table.find(table.entries[i]), i) << i;
+  };
+  for (const int x_size : {2, 4}) {
+    for (const int other_size : {2, 4}) {
+      expect(forward_policies_of(x_size, other_size));
+      expect(backward_policies_of(x_size, other_size));
+    }
   }
 }
 
-// Rows that are not aligned, and mixed types, have kernels for what is common only.
+// Aligned rows of one dtype have kernels for every formula, the others for a formula without further terms
+// (backward, with a weight's offset). Beyond that a multi-pass kernel takes the call, and says why.
 TEST(CudaPlan, EveryFormulaOfAlignedRowsOfOneTypeHasAKernel) {
   for (const Kind& kind : all_kinds()) {
     for_formulas(kind, [&](const Call& call) {
-      const Plan plan = make_plan(call, kH200.chip);
+      const Plan plan = make_plan(call, kH200.device);
       const bool mixed = kind.x != kind.other;
-      const bool typed = kind.typed() && (plan.plain || (!mixed && kind.aligned));
-      ASSERT_EQ(plan.untyped == nullptr, typed) << (typed ? plan.untyped : "");
-      EXPECT_EQ(plan.aligned, kind.aligned && typed);
-      if (!typed) {
+      EXPECT_EQ(plan.terms.activation, call.activation != EK_ACTIVATION_NONE);
+      EXPECT_EQ(plan.terms.casting, call.casting == EK_CASTING_LLAMA);
+      EXPECT_EQ(plan.terms.weight_offset, call.weight_offset != 0);
+      const bool few_terms = !plan.terms.activation && !plan.terms.casting &&
+                             (call.pass == Pass::kBackward || !plan.terms.weight_offset);
+      const bool has_kernel = kind.typed() && (few_terms || (!mixed && kind.aligned));
+      EXPECT_EQ(plan.tile.multi_pass(), !has_kernel);
+      EXPECT_EQ(plan.runtime_dtype == nullptr, kind.typed());
+      EXPECT_EQ(plan.aligned, kind.aligned);
+      ASSERT_EQ(plan.fallback == nullptr, has_kernel) << (has_kernel ? plan.fallback : "");
+      if (!has_kernel) {
         const char* reason = mixed && kind.aligned ? "mixed" : "not aligned";
-        EXPECT_NE(std::strstr(plan.untyped, reason), nullptr) << plan.untyped;
+        EXPECT_NE(std::strstr(plan.fallback, reason), nullptr) << plan.fallback;
       }
     });
   }
@@ -324,12 +366,13 @@ TEST(CudaPlan, LooksTypesUpAtRunTimeForAReason) {
     SCOPED_TRACE(c.name);
     Call call = make_call(c.pass, 1000, 1024, c.x, c.other);
     c.change(call);
-    const Plan plan = make_plan(call, kH200.chip);
-    EXPECT_EQ(plan.tile.streams(), c.reason != nullptr);
+    const Plan plan = make_plan(call, kH200.device);
+    EXPECT_EQ(plan.tile.multi_pass(), c.reason != nullptr);
     EXPECT_EQ(plan.aligned, c.reason == nullptr);
-    ASSERT_EQ(plan.untyped != nullptr, c.reason != nullptr) << (plan.untyped ? plan.untyped : "");
+    ASSERT_EQ(plan.runtime_dtype != nullptr, c.reason != nullptr)
+        << (plan.runtime_dtype ? plan.runtime_dtype : "");
     if (c.reason == nullptr) continue;
-    EXPECT_NE(std::strstr(plan.untyped, c.reason), nullptr) << plan.untyped;
+    EXPECT_NE(std::strstr(plan.runtime_dtype, c.reason), nullptr) << plan.runtime_dtype;
     EXPECT_EQ(plan.shared, 0);
   }
 }
@@ -367,11 +410,11 @@ TEST(CudaPlan, EveryAddressCounts) {
         if (address == nullptr) continue;
         address += bytes;
         SCOPED_TRACE(testing::Message() << operand.name << " + " << bytes);
-        const Plan plan = make_plan(call, kH200.chip);
+        const Plan plan = make_plan(call, kH200.device);
         const bool typed = !operand.whole || bytes % 4 == 0;
-        ASSERT_EQ(plan.untyped == nullptr, typed);
+        ASSERT_EQ(plan.runtime_dtype == nullptr, typed);
         if (!typed) {
-          ASSERT_NE(std::strstr(plan.untyped, "address"), nullptr) << plan.untyped;
+          ASSERT_NE(std::strstr(plan.runtime_dtype, "address"), nullptr) << plan.runtime_dtype;
         }
         ASSERT_EQ(plan.aligned, typed && (!operand.vectors || bytes % 16 == 0));
       }
@@ -384,11 +427,11 @@ TEST(CudaPlan, AnElementIsCutApartByItsOwnSize) {
   for (const int bytes : {1, 2, 3, 4}) {
     Call call = make_call(Pass::kForward, 1000, 1024, Dtype::kF16, Dtype::kF16);
     call.x.data += bytes;
-    EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
+    EXPECT_EQ(make_plan(call, kH200.device).runtime_dtype == nullptr, bytes % 2 == 0) << bytes;
     call.x.data -= bytes;
     call.weight.dtype = call.bias.dtype = Dtype::kF16;
     call.weight.data += bytes;
-    EXPECT_EQ(make_plan(call, kH200.chip).untyped == nullptr, bytes % 2 == 0) << bytes;
+    EXPECT_EQ(make_plan(call, kH200.device).runtime_dtype == nullptr, bytes % 2 == 0) << bytes;
   }
 }
 
@@ -403,7 +446,7 @@ TEST(CudaPlan, EveryStrideCounts) {
           Call call = make_call(kind.pass, 1000, 1024, kind.x, kind.other);
           if (!(call.*tensor)) continue;
           call.*tensor.*stride += more;
-          ASSERT_EQ(make_plan(call, kH200.chip).aligned,
+          ASSERT_EQ(make_plan(call, kH200.device).aligned,
                     more * size_of((call.*tensor).dtype) % 16 == 0)
               << more << " more elements of " << name_of((call.*tensor).dtype);
         }
@@ -419,7 +462,7 @@ TEST(CudaPlan, TheRowsLengthCounts) {
     for (int64_t cols = 1; cols <= 64; ++cols) {
       Call call = make_call(kind.pass, 1000, 64, kind.x, kind.other);
       call.width = call.channels = cols;
-      ASSERT_EQ(make_plan(call, kH200.chip).aligned, cols % kind.vector() == 0)
+      ASSERT_EQ(make_plan(call, kH200.device).aligned, cols % kind.vector() == 0)
           << cols << " of " << name_of(kind.x) << " and " << name_of(kind.other);
     }
   }

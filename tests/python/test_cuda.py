@@ -1,7 +1,7 @@
 """The CUDA kernels of layer norm and RMS norm: values, gradients, bits, streams, graphs, memory.
 
 The oracle runs on copies of the same inputs, on the CPU unless they are large. Every way of splitting a
-row (see src/cuda/tuning.h) has its row lengths here.
+row (see src/cuda/row/policies.h) has its row lengths here.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The CUDA kernels of group norm: values, gradients, bits, streams, graphs, memory.
 
-What an H200 does with the shapes here (see src/cuda/group_tuning.h): a block or a cluster of blocks keeps
+What an H200 does with the shapes here (see src/cuda/group/tuning.h): a block or a cluster of blocks keeps
 a unit, or its chunks are read twice. Only what can be loaded 16 bytes at a time is kept, which takes a
 number of pixels (channels first) or channels (last) to match, and kernels compiled for the types.
 """

@@ -1,0 +1,8 @@
+// Group norm kernels for float32 (runtime/kernel.h).
+#include "cuda/group/instances.cuh"
+
+namespace evenkeel::cuda {
+
+const GroupKernelSet kGroupsF32 = Groups<float, float>::kSet;
+
+}  // namespace evenkeel::cuda

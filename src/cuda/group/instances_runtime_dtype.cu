@@ -1,0 +1,9 @@
+// Group norm kernels for all other types and addresses (runtime/kernel.h).
+#include "cuda/group/instances.cuh"
+
+namespace evenkeel::cuda {
+
+const GroupKernelSet kGroupsRuntimeDtypeF32 = Groups<RuntimeDtype, float>::kSet;
+const GroupKernelSet kGroupsRuntimeDtypeF64 = Groups<RuntimeDtype, double>::kSet;
+
+}  // namespace evenkeel::cuda

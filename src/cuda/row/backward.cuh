@@ -1,0 +1,292 @@
+// Layer norm and RMS norm, backward: dx, and the sums of dweight and dbias, in one pass over x and dy.
+//
+// Blocks are persistent. Each row group takes row after row out of its ring (ring.cuh), whose slots hold
+// [x | dy]. A thread has the same columns all the time, so that its sums of dweight and dbias stay in
+// registers; at the end the row groups of a block write one row of partials (partials.cuh). Parts in order:
+// load, gradient of the epilogue, row sums, column sums, dx, partials.
+#pragma once
+
+#include "cuda/primitives/ring.cuh"
+#include "cuda/primitives/row_access.cuh"
+#include "cuda/primitives/row_group.cuh"
+#include "cuda/row/gradient.cuh"
+#include "cuda/row/partials.cuh"
+
+namespace evenkeel::cuda {
+
+// Vectors of floats in shared memory, for the thread that put them there. Words of 16 bytes of neighbouring
+// threads are neighbours, so that there are no bank conflicts.
+template <int W>
+class SharedVectors {
+ public:
+  __device__ SharedVectors(char* at, int thread, int threads)
+      : words_(reinterpret_cast<Word*>(at) + thread), threads_(threads) {}
+
+  __device__ void put(int v, const float (&values)[W]) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      words_[(v * kWords + i) * threads_] = *reinterpret_cast<const Word*>(values + i * kFloats);
+  }
+  __device__ void get(int v, float (&values)[W]) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      *reinterpret_cast<Word*>(values + i * kFloats) = words_[(v * kWords + i) * threads_];
+  }
+
+ private:
+  static constexpr int kFloats = 4, kWords = W / kFloats;
+  struct alignas(kFloats * sizeof(float)) Word {
+    float value[kFloats];
+  };
+  Word* words_;
+  int threads_;
+};
+
+// An unaligned row has D equal to X, and its last vector may be cut off. Its dx goes through the slot of x,
+// so that it is written 16 bytes at a time, unless x is read once more meanwhile.
+template <typename X, typename D, BackwardPolicy kPolicy>
+__global__ void __launch_bounds__(kPolicy.block_threads(), 1)
+    rows_backward(const __grid_constant__ BackwardArguments a) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (kPolicy.scope == Scope::kCluster) return;
+#endif
+  constexpr Scope kScope = kPolicy.scope;
+  constexpr int W = kPolicy.vector(), kElements = kPolicy.elements, kVectors = kPolicy.vectors();
+  constexpr int kSums = kPolicy.sums();
+  constexpr bool kAligned = kPolicy.aligned, kSpecialized = kPolicy.is_specialized();
+  // Row groups of a warp may have one row more than others of it, which get zeros meanwhile.
+  constexpr bool kSharesWarp = kPolicy.groups_per_warp() > 1;
+  constexpr bool kMayCenter = !kPolicy.is_rms();
+  constexpr bool kWeightInRegisters = kPolicy.weight_in_registers();
+  constexpr bool kRowInRegisters = kPolicy.row_in_registers(), kPipelined = kPolicy.pipelined();
+  using In = Access<X, W, float>;
+  using InDy = Access<D, W, float>;
+  using Element = Gradient<X, W, float>;
+  extern __shared__ __align__(128) uint4 shared[];
+  char* const scratch = reinterpret_cast<char*>(shared);
+  char* const rings = scratch + exchange_bytes(kPipelined);
+  const Formula& formula = a.formula;
+  RowGroup<kPolicy.group()> group(scratch, a.threads_per_row);
+  group.open();
+  const RowPartition<kPolicy.groups_per_warp()> rows(group, a.stride, a.rows, a.cols, a.part_cols);
+  using Own = Columns<kPolicy>;
+  const int first = Own::first(group.thread()), step = Own::step(group.size());
+  const float inv_n = formula.inv_n;
+  const int part_cols = kSpecialized ? group.size() * kElements : a.part_cols;
+  const int stages = kPolicy.knows_stages() ? kMaxStages : a.stages;
+  const auto x_bytes = static_cast<int>(slot_part_bytes(part_cols, sizeof(X), kAligned));
+  const int slot_bytes =
+      x_bytes + static_cast<int>(slot_part_bytes(part_cols, sizeof(D), kAligned));
+  char* const slots = rings + group.index() * stages * slot_bytes;
+  Ring ring(slot_bytes, stages);
+  // What a thread has of the first slot, if rows are aligned.
+  const SharedFragment<W * sizeof(X)> x_fragment(slots + first * sizeof(X), step * sizeof(X));
+  const SharedFragment<W * sizeof(D)> dy_fragment(slots + x_bytes + first * sizeof(D),
+                                                  step * sizeof(D));
+  const auto inside = [&](int v) { return kSpecialized || first + v * step < rows.cols; };
+
+  wait_for_previous_kernel();
+  const bool even = kSpecialized || a.stride.inner == 0;
+  const int64_t in_block = even ? 0 : rows.row % a.stride.inner;
+  // Of aligned rows, the thread's own columns.
+  const int64_t column = rows.part + (kAligned ? first : 0);
+  Cursor<X> next_x(a.x, rows.row, column);
+  Cursor<D> next_dy(a.dy, rows.row, column);
+  RowIterator next_rows{in_block};
+  int to_fetch = rows.steps;
+  const auto fetch = [&](int slot) {
+    const bool mine = to_fetch-- > 0;
+    if (!kSharesWarp && !mine) return;
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (!inside(v)) continue;
+        const int at = v * step;
+        x_fragment.template copy<kSharesWarp>(v, next_x.at + at * static_cast<int>(sizeof(X)), slot,
+                                              mine);
+        dy_fragment.template copy<kSharesWarp>(v, next_dy.at + at * static_cast<int>(sizeof(D)),
+                                               slot, mine);
+      }
+    } else if (mine) {
+      copy_row(next_x, a.x, rows.cols, slots + slot, group.thread(), group.size());
+      copy_row(next_dy, a.dy, rows.cols, slots + slot + x_bytes, group.thread(), group.size());
+    }
+    // The ring has room for one row in flight: the one after it is prefetched into L2.
+    if (kScope == Scope::kCluster && !kPipelined && even && first == 0) {
+      prefetch_range(next_x.at + a.x_step.bytes, rows.cols * static_cast<int>(sizeof(X)), a.x.end);
+      prefetch_range(next_dy.at + a.dy_step.bytes, rows.cols * static_cast<int>(sizeof(D)),
+                     a.dy.end);
+    }
+    const bool wraps = !even && next_rows.move(a.stride);
+    next_x.move(a.x_step, wraps);
+    next_dy.move(a.dy_step, wraps);
+  };
+  // Statistics are loaded one step ahead.
+  float next_mean = 0, next_rstd = 0;
+  int64_t next_row = rows.row;
+  const auto fetch_statistics = [&] {
+    if (next_row >= a.rows) return;
+    if (kMayCenter && (kSpecialized || a.mean != nullptr))
+      next_mean = reinterpret_cast<const float*>(a.mean)[next_row];
+    next_rstd = reinterpret_cast<const float*>(a.rstd)[next_row];
+    next_row += a.stride.step;
+  };
+  fetch_statistics();
+
+  float weight[kWeightInRegisters ? kVectors : 1][W];
+  SharedVectors<W> weights(rings + stages * slot_bytes, group.thread(), group.size());
+  if constexpr (kWeightInRegisters) {
+    WeightLoad<X, D, kAligned, kVectors, W> load;
+    load.issue(formula, rows.part, first, step, rows.cols);
+    ring.fill(fetch);
+    load.get(formula, weight);
+  } else {
+    ring.fill(fetch);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      WeightLoad<X, D, kAligned, 1, W> load;
+      load.issue(formula, rows.part, first + v * step, 0, rows.cols);
+      load.get(formula, weight);
+      weights.put(v, weight[0]);
+    }
+  }
+  float dweight[kElements] = {}, dbias[kElements] = {};
+  group.begin();
+
+  Cursor<X> dx_at(a.dx, rows.row, column);
+  RowIterator iterator{in_block};
+  Cursor<X> x_at(a.x, rows.row, column);  // of unaligned rows
+  Cursor<D> dy_at(a.dy, rows.row, column);
+  struct Row {
+    int slot;
+    int x_offset, dy_offset;  // in it, of unaligned rows
+    bool mine;                // not only of another row group in the warp
+    float mean, rstd;
+    bool wraps;
+  };
+  typename In::Raw x_raw[kRowInRegisters ? kVectors : 1];
+  typename InDy::Raw dy_raw[kRowInRegisters ? kVectors : 1];
+  const auto load = [&](const Row& row, int v, int to) {
+    if constexpr (kAligned) {
+      x_raw[to] = {}, dy_raw[to] = {};
+      if (!inside(v)) return;
+      x_fragment.get(v, x_raw[to], row.slot);
+      dy_fragment.get(v, dy_raw[to], row.slot);
+    } else {
+      const int at = first + v * step, count = (row.mine ? rows.cols : 0) - at;
+      const char* const x = slots + row.slot + row.x_offset;
+      const char* const dy = slots + row.slot + x_bytes + row.dy_offset;
+      x_raw[to] = In::load_unaligned_shared(x + at * static_cast<int>(sizeof(X)), count);
+      dy_raw[to] = InDy::load_unaligned_shared(dy + at * static_cast<int>(sizeof(D)), count);
+    }
+  };
+  const auto each = [&](const Row& row, auto body) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (!kRowInRegisters) load(row, v, 0);
+      float x[W], dy[W], w[W];
+      In::unpack(x_raw[kRowInRegisters ? v : 0], x);
+      InDy::unpack(dy_raw[kRowInRegisters ? v : 0], dy);
+      if constexpr (kWeightInRegisters) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) w[k] = weight[v][k];
+      } else {
+        weights.get(v, w);
+      }
+      const int64_t at = rows.part + min(first + v * step, rows.cols - W);
+      body(Element::template of<kPolicy.terms>(a, at, x, dy, w, row.mean, row.rstd), v);
+    }
+  };
+  const auto store_dx = [&](const Row& row, const float(&sums)[kSums]) {
+    if (a.dx.data == nullptr) return;
+    const float from_rstd = -sums[0] * inv_n * row.rstd;
+    const float from_mean =
+        kMayCenter && (kSpecialized || formula.centers) ? -sums[kSums - 1] * inv_n * row.rstd : 0;
+    constexpr bool kThroughSlot = !kAligned && kRowInRegisters;
+    if constexpr (kThroughSlot && kScope == Scope::kWarp) group.sync();  // all have read x
+    each(row, [&](const Element& e, int v) {
+      float dx[W];
+#pragma unroll
+      for (int k = 0; k < W; ++k)
+        dx[k] = e.g[k] * row.rstd + (kMayCenter ? e.normalized[k] * from_rstd + from_mean
+                                                : e.normalized[k] * from_rstd);
+      if (!row.mine || !inside(v)) return;
+      const int at = v * step + (kAligned ? 0 : first);
+      char* const to =
+          (kThroughSlot ? slots + row.slot : dx_at.at) + at * static_cast<int>(sizeof(X));
+      if constexpr (kAligned || kThroughSlot) {
+        In::store(to, dx);
+      } else {
+        In::store_elements(to, dx, rows.cols - at);
+      }
+    });
+    if constexpr (kThroughSlot) {
+      group.sync();
+      if (row.mine) write_row(dx_at, rows.cols, slots + row.slot, group.thread(), group.size());
+    }
+    dx_at.move(a.dx_step, row.wraps);
+  };
+
+  Row last;  // whose dx is to be computed (kPipelined)
+  for (int i = 0; i < rows.warp_steps; ++i) {
+    Row row{.mine = !kSharesWarp || i < rows.steps, .mean = next_mean, .rstd = next_rstd};
+    fetch_statistics();
+    row.slot = ring.arrived();
+    row.wraps = !even && iterator.move(a.stride);
+    if constexpr (!kAligned) {
+      row.x_offset = x_at.offset16();
+      row.dy_offset = dy_at.offset16();
+      x_at.move(a.x_step, row.wraps);
+      dy_at.move(a.dy_step, row.wraps);
+      group.sync();
+    }
+    if constexpr (kRowInRegisters) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) load(row, v, v);
+      ring.advance(fetch);
+    }
+
+    float sums[kSums] = {};
+    each(row, [&](const Element& e, int v) {
+      float plain[2] = {}, product[2] = {};
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        product[k % 2] += e.g[k] * e.normalized[k];
+        dweight[v * W + k] += e.dz[k] * e.scaled[k];
+        if constexpr (kMayCenter) {
+          plain[k % 2] += e.g[k];
+          dbias[v * W + k] += e.dz[k];
+        }
+      }
+      sums[0] += product[0] + product[1];
+      if constexpr (kMayCenter) sums[1] += plain[0] + plain[1];
+    });
+    group.begin_sum(sums);
+    if (!kPipelined || i > 0) {
+      group.finish_sum(sums);
+      store_dx(kPipelined ? last : row, sums);
+    }
+    last = row;
+    if constexpr (!kRowInRegisters) {
+      if constexpr (kPipelined && !kAligned) group.sync();  // all have read the slot
+      ring.advance(fetch);
+    }
+  }
+  if (kPipelined && rows.warp_steps > 0) {
+    float sums[kSums];
+    group.finish_sum(sums);
+    store_dx(last, sums);
+  }
+
+  if constexpr (kScope == Scope::kBlock) {
+    // compute-sanitizer tells races by how many barriers each thread has passed.
+    for (int i = rows.steps; i < rows.block_steps; ++i) {
+      if constexpr (!kAligned) group.sync();
+      group.sync();
+      if (!kAligned && a.dx.data != nullptr) group.sync();
+    }
+  }
+  write_partials<kPolicy>(a, group, rows, rings, dweight, dbias);
+}
+
+}  // namespace evenkeel::cuda

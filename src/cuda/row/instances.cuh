@@ -1,0 +1,86 @@
+// Makes a KernelSet: an instance for each entry of the table of policies, found by its index.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "cuda/primitives/reduce_partials.cuh"
+#include "cuda/row/backward.cuh"
+#include "cuda/row/forward.cuh"
+#include "cuda/row/multi_pass.cuh"
+#include "cuda/row/policies.h"
+#include "cuda/runtime/instance.cuh"
+
+namespace evenkeel::cuda {
+
+template <typename X, typename Y>
+struct RowInstances {
+  static constexpr const auto& kForward = forward_policies_of(sizeof(X), sizeof(Y));
+  static constexpr const auto& kBackward = backward_policies_of(sizeof(X), sizeof(Y));
+
+  template <ForwardPolicy kPolicy>
+  static Kernel& forward_instance() {
+    if constexpr (kPolicy.multi_pass()) {
+      return kernel<rows_forward_multi_pass<X, Y, float, kPolicy.aligned ? kPolicy.vector() : 1>>(
+          "rows_forward_multi_pass");
+    } else {
+      return kernel<rows_forward<X, Y, kPolicy>>("rows_forward", kPolicy.scope == Scope::kCluster
+                                                                     ? SharedMemory::kRing
+                                                                     : SharedMemory::kLittle);
+    }
+  }
+  template <BackwardPolicy kPolicy>
+  static Kernel& backward_instance() {
+    if constexpr (kPolicy.multi_pass()) {
+      return kernel<rows_backward_multi_pass<X, Y, float, kPolicy.aligned ? kPolicy.vector() : 1>>(
+          "rows_backward_multi_pass");
+    } else {
+      return kernel<rows_backward<X, Y, kPolicy>>("rows_backward", SharedMemory::kRing);
+    }
+  }
+
+  using Find = Kernel& (*)();
+  template <int... kIndex>
+  static Kernel& forward_at(int policy, std::integer_sequence<int, kIndex...>) {
+    static constexpr Find kFind[] = {forward_instance<kForward.entries[kIndex]>...};
+    return kFind[policy]();
+  }
+  template <int... kIndex>
+  static Kernel& backward_at(int policy, std::integer_sequence<int, kIndex...>) {
+    static constexpr Find kFind[] = {backward_instance<kBackward.entries[kIndex]>...};
+    return kFind[policy]();
+  }
+
+  static Kernel& find_forward(int policy) {
+    return forward_at(policy, std::make_integer_sequence<int, kForward.count>());
+  }
+  static Kernel& find_backward(int policy) {
+    return backward_at(policy, std::make_integer_sequence<int, kBackward.count>());
+  }
+  static Kernel& find_column_sums() { return kernel<column_sums<X, Y, float>>("column_sums"); }
+  static Kernel& find_reduce_partials() {
+    return kernel<reduce_partials<float>>("reduce_partials", SharedMemory::kAfterRing);
+  }
+
+  static constexpr KernelSet kSet = {find_forward, find_backward, find_column_sums,
+                                     find_reduce_partials};
+};
+
+// Dtypes looked up at run time; arithmetic in C.
+template <typename C>
+struct RuntimeDtypeInstances {
+  using Any = RuntimeDtype;
+  static Kernel& find_forward(int) {
+    return kernel<rows_forward_multi_pass<Any, Any, C, 1>>("rows_forward_multi_pass");
+  }
+  static Kernel& find_backward(int) {
+    return kernel<rows_backward_multi_pass<Any, Any, C, 1>>("rows_backward_multi_pass");
+  }
+  static Kernel& find_column_sums() { return kernel<column_sums<Any, Any, C>>("column_sums"); }
+  static Kernel& find_reduce_partials() { return kernel<reduce_partials<C>>("reduce_partials"); }
+
+  static constexpr KernelSet kSet = {find_forward, find_backward, find_column_sums,
+                                     find_reduce_partials};
+};
+
+}  // namespace evenkeel::cuda

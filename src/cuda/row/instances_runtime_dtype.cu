@@ -1,0 +1,9 @@
+// Row kernels for all other mixes of dtypes, float64 among them, and any alignment (runtime/kernel.h).
+#include "cuda/row/instances.cuh"
+
+namespace evenkeel::cuda {
+
+const KernelSet kRuntimeDtypeF32 = RuntimeDtypeInstances<float>::kSet;
+const KernelSet kRuntimeDtypeF64 = RuntimeDtypeInstances<double>::kSet;
+
+}  // namespace evenkeel::cuda

@@ -1,0 +1,207 @@
+// The table of policies: the only list of the row kernels that exist. Instances are generated from it
+// (row/instances.cuh), tuning looks up in it, tests read it. A call whose policy is not served by an
+// entry goes to the kernels that look dtypes up at run time, and ek_explain says so.
+//
+// A general kernel takes any row that its row group can hold; a specialized one takes less for less time.
+#pragma once
+
+#include "cuda/row/policy.h"
+
+namespace evenkeel::cuda {
+
+template <typename Policy>
+struct PolicyList {
+  static constexpr int kMost = 64;
+  Policy entries[kMost] = {};
+  int count = 0;
+
+  constexpr void add(const Policy& policy) { entries[count++] = policy; }
+  // The index of the entry that serves a policy; -1: there is none.
+  constexpr int find(const Policy& wanted) const {
+    for (int i = 0; i < count; ++i) {
+      if (entries[i].serves(wanted)) return i;
+    }
+    return -1;
+  }
+  constexpr const Policy* begin() const { return entries; }
+  constexpr const Policy* end() const { return entries + count; }
+};
+
+// --- Forward
+
+struct ForwardSplit {
+  Scope scope;
+  int lanes, elements;
+  int rows = 1;
+  bool wide_block = false;
+};
+inline constexpr bool kWideBlock = true;
+
+// RMS norm of 128 half values: a row of 16 lanes with one vector each, so that loads of a warp are
+// coalesced; four rows at once where the number of rows allows it.
+inline constexpr int kForwardShortRms = 128;
+
+// Short rows first, in the order in which tuning tries them.
+inline constexpr ForwardSplit kForwardHalf[] = {
+    {Scope::kWarp, 4, 16},      {Scope::kWarp, 4, 32},      {Scope::kWarp, 8, 32},
+    {Scope::kWarp, 16, 32},     {Scope::kWarp, kWarp, 32},  {Scope::kWarp, kWarp, 64},
+    {Scope::kBlock, kWarp, 32}, {Scope::kBlock, kWarp, 64}, {Scope::kCluster, kWarp, 64}};
+inline constexpr ForwardSplit kForwardFloat[] = {{Scope::kWarp, 4, 16},
+                                                 {Scope::kWarp, 4, 32},
+                                                 {Scope::kWarp, 8, 32},
+                                                 {Scope::kWarp, 16, 32},
+                                                 {Scope::kWarp, kWarp, 32},
+                                                 {Scope::kBlock, kWarp, 16},
+                                                 {Scope::kBlock, kWarp, 16, 1, kWideBlock},
+                                                 {Scope::kCluster, kWarp, 32}};
+inline constexpr ForwardSplit kForwardHalfRms[] = {{Scope::kWarp, 4, 16},
+                                                   {Scope::kWarp, 8, 32},
+                                                   {Scope::kWarp, 16, 32},
+                                                   {Scope::kWarp, kWarp, 32},
+                                                   {Scope::kWarp, 16, 8},
+                                                   {Scope::kWarp, 16, 32, 4},
+                                                   {Scope::kBlock, kWarp, 16},
+                                                   {Scope::kBlock, kWarp, 32},
+                                                   {Scope::kBlock, kWarp, 32, 1, kWideBlock},
+                                                   {Scope::kCluster, kWarp, 64}};
+inline constexpr ForwardSplit kForwardHalfLayer[] = {
+    {Scope::kWarp, 4, 16},     {Scope::kWarp, 4, 32},     {Scope::kWarp, 8, 32},
+    {Scope::kWarp, 16, 32},    {Scope::kWarp, kWarp, 32}, {Scope::kBlock, kWarp, 16},
+    {Scope::kBlock, kWarp, 32}};
+inline constexpr ForwardSplit kForwardFloatSpecialized[] = {{Scope::kWarp, 4, 16},
+                                                            {Scope::kBlock, kWarp, 16}};
+
+constexpr ForwardPolicy forward_policy(const ForwardSplit& split, int x_size, int y_size,
+                                       bool aligned, const EpilogueTerms& terms,
+                                       Specialization specialization = Specialization::kNone) {
+  return {.x_size = x_size,
+          .y_size = y_size,
+          .scope = split.scope,
+          .lanes = split.lanes,
+          .elements = split.elements,
+          .rows = split.rows,
+          .wide_block = split.wide_block,
+          .aligned = aligned,
+          .terms = terms,
+          .specialization = specialization};
+}
+
+// Of x and y with such elements. A mix of sizes has general kernels for aligned rows without further
+// terms only; so do unaligned rows. The multi-pass kernels take every term.
+constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
+  PolicyList<ForwardPolicy> list;
+  const auto add_all = [&](const auto& splits, bool aligned, const EpilogueTerms& terms,
+                           Specialization specialization = Specialization::kNone) {
+    for (const ForwardSplit& split : splits) {
+      if (aligned || !split.wide_block)
+        list.add(forward_policy(split, x_size, y_size, aligned, terms, specialization));
+    }
+  };
+  const auto add_general = [&](bool aligned, const EpilogueTerms& terms) {
+    x_size == 2 ? add_all(kForwardHalf, aligned, terms) : add_all(kForwardFloat, aligned, terms);
+  };
+  add_general(true, kNoTerms);
+  if (x_size == y_size) {
+    add_general(true, kAllTerms);
+    add_general(false, kNoTerms);
+    if (x_size == 2) {
+      add_all(kForwardHalfRms, true, kNoTerms, Specialization::kRms);
+      add_all(kForwardHalfLayer, true, kNoTerms, Specialization::kLayer);
+    } else {
+      add_all(kForwardFloatSpecialized, true, kNoTerms, Specialization::kRms);
+      add_all(kForwardFloatSpecialized, true, kNoTerms, Specialization::kLayer);
+    }
+  }
+  const ForwardSplit multi_pass{Scope::kBlock, kWarp, 0};
+  list.add(forward_policy(multi_pass, x_size, y_size, true, kAllTerms));
+  if (x_size == y_size) list.add(forward_policy(multi_pass, x_size, y_size, false, kAllTerms));
+  return list;
+}
+
+inline constexpr auto kForwardHalfToHalf = forward_policies(2, 2);
+inline constexpr auto kForwardHalfToFloat = forward_policies(2, 4);
+inline constexpr auto kForwardFloatToHalf = forward_policies(4, 2);
+inline constexpr auto kForwardFloatToFloat = forward_policies(4, 4);
+constexpr const PolicyList<ForwardPolicy>& forward_policies_of(int x_size, int y_size) {
+  if (x_size == 2) return y_size == 2 ? kForwardHalfToHalf : kForwardHalfToFloat;
+  return y_size == 2 ? kForwardFloatToHalf : kForwardFloatToFloat;
+}
+
+// --- Backward
+
+struct BackwardSplit {
+  Scope scope;
+  int lanes, elements;
+  bool block_first = false;
+};
+inline constexpr bool kBlockFirst = true;
+
+inline constexpr BackwardSplit kBackwardGeneral[] = {
+    {Scope::kWarp, 4, kBackwardElements},
+    {Scope::kWarp, 8, kBackwardElements},
+    {Scope::kWarp, 16, kBackwardElements},
+    {Scope::kWarp, kWarp, kBackwardElements},
+    {Scope::kBlock, kWarp, kBackwardElements},
+    {Scope::kCluster, kWarp, kBackwardElements},
+    {Scope::kCluster, kWarp, kBackwardElements, kBlockFirst},
+    {Scope::kCluster, kWarp, kBackwardMostElements, kBlockFirst}};
+// Rows of 768 and 1024 elements of one warp: no warp waits for another then.
+inline constexpr BackwardSplit kBackwardOneWarp[] = {{Scope::kWarp, kWarp, 24},
+                                                     {Scope::kWarp, kWarp, 32}};
+// A row of 4 lanes gains nothing.
+inline constexpr BackwardSplit kBackwardHalfSpecialized[] = {
+    {Scope::kWarp, 8, kBackwardElements},
+    {Scope::kWarp, 16, kBackwardElements},
+    {Scope::kWarp, kWarp, kBackwardElements},
+    {Scope::kBlock, kWarp, kBackwardElements}};
+
+constexpr BackwardPolicy backward_policy(const BackwardSplit& split, int x_size, int dy_size,
+                                         bool aligned, const EpilogueTerms& terms,
+                                         Specialization specialization = Specialization::kNone) {
+  return {.x_size = x_size,
+          .dy_size = dy_size,
+          .scope = split.scope,
+          .lanes = split.lanes,
+          .elements = split.elements,
+          .block_first = split.block_first,
+          .aligned = aligned,
+          .terms = terms,
+          .specialization = specialization};
+}
+
+// The weight's offset is added when the weight is loaded, once for all rows of a block, so that every
+// backward kernel has it.
+inline constexpr EpilogueTerms kOffsetOnly{.weight_offset = true};
+
+constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) {
+  PolicyList<BackwardPolicy> list;
+  const auto add_all = [&](const auto& splits, bool aligned, const EpilogueTerms& terms,
+                           Specialization specialization = Specialization::kNone) {
+    for (const BackwardSplit& split : splits)
+      list.add(backward_policy(split, x_size, dy_size, aligned, terms, specialization));
+  };
+  add_all(kBackwardGeneral, true, kOffsetOnly);
+  if (x_size == dy_size) {
+    add_all(kBackwardGeneral, true, kAllTerms);
+    add_all(kBackwardGeneral, false, kOffsetOnly);
+    for (const Specialization s : {Specialization::kRms, Specialization::kLayer}) {
+      add_all(kBackwardOneWarp, true, kOffsetOnly, s);
+      if (x_size == 2) add_all(kBackwardHalfSpecialized, true, kOffsetOnly, s);
+    }
+  }
+  const BackwardSplit multi_pass{Scope::kBlock, kWarp, 0};
+  list.add(backward_policy(multi_pass, x_size, dy_size, true, kAllTerms));
+  if (x_size == dy_size) list.add(backward_policy(multi_pass, x_size, dy_size, false, kAllTerms));
+  return list;
+}
+
+inline constexpr auto kBackwardHalfFromHalf = backward_policies(2, 2);
+inline constexpr auto kBackwardHalfFromFloat = backward_policies(2, 4);
+inline constexpr auto kBackwardFloatFromHalf = backward_policies(4, 2);
+inline constexpr auto kBackwardFloatFromFloat = backward_policies(4, 4);
+constexpr const PolicyList<BackwardPolicy>& backward_policies_of(int x_size, int dy_size) {
+  if (x_size == 2) return dy_size == 2 ? kBackwardHalfFromHalf : kBackwardHalfFromFloat;
+  return dy_size == 2 ? kBackwardFloatFromHalf : kBackwardFloatFromFloat;
+}
+
+}  // namespace evenkeel::cuda
