@@ -107,41 +107,42 @@ struct Divisor {
   }
 };
 
-// How a group norm is split (group_tuning.h).
+// How a group norm is split, as its kernels know it (group/tuning.h says what the words mean).
 struct GroupShape {
   int64_t spatial;
   int channels;
-  int groups;      // of a sample
-  int units;       // of all samples
-  int span;        // channels of a unit
-  int vectors;     // of a thread
-  int kept, mail;  // bytes of shared memory that hold them, and that blocks send to each other
-  int piece;       // pixels of a piece, at most
-  int last_piece;  // of the last one of a plane
+  int groups;   // of a sample
+  int sets;     // of groups, of all samples
+  int span;     // channels of a set
+  int vectors;  // of a thread
+  int resident,
+      exchange;    // bytes of shared memory for vectors, and for what blocks send each other
+  int slice;       // pixels of a slice, at most
+  int last_slice;  // of the last one of a plane
   // Channels last. From the pixel short_from on, among those of first vectors, threads have one fewer.
-  int tile, rows, short_from, bundles;
+  int tile, rows, short_from, partial_sums;
   int log_lanes;      // channels first
   int lag;            // chunks
   Divisor per_group;  // channels of a group
-  Divisor spans;      // units of a sample
-  Divisor chunks;     // of a unit
-  Divisor pieces;     // of a plane
-  Divisor columns;    // channels last: vectors of a chunk, side by side
-  Divisor tiles;      // channels last: chunks of a unit, side by side
+  Divisor spans;      // sets of a sample
+  Divisor chunks;     // of a set
+  Divisor slices;     // of a plane
+  Divisor columns;    // channels last: neighbouring vectors of a chunk
+  Divisor tiles;      // channels last: neighbouring chunks of a set
 };
 
-// Of units that are not kept: what their chunks tell each other. Zero before the kernel starts.
+// Of sets that are read twice: how far their chunks are. Zero before the kernel starts.
 struct GroupCounters {
-  unsigned arrived;  // chunks whose sums are done
-  unsigned ready;    // the unit's results are
+  unsigned arrived;  // chunks whose sums are stored
+  unsigned ready;    // the set's results are
 };
 
 struct GroupScratch {
-  // Of units that are not kept.
-  GroupCounters* counters;  // of each unit
-  char* parts;              // of each group and chunk of its unit
+  // Of sets that are read twice.
+  GroupCounters* counters;  // of each set
+  char* parts;              // of each group and chunk of its set
   char* results;            // of each group
-  // Backward: sums of each sample, piece and channel, or nullptr.
+  // Backward: sums of each sample, slice and channel, or nullptr.
   char *dweight_partials, *dbias_partials;
 };
 

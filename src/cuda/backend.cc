@@ -32,11 +32,11 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
     return false;
   }
   if (call.is_group_norm()) {
-    const GroupPlan plan = make_group_plan(call, device.chip);
+    const GroupPlan plan = make_group_plan(call, device.properties);
     result.set(plan, static_cast<size_t>(plan.workspace));
     return accepts_groups(call, plan, note);
   }
-  const Plan plan = make_plan(call, device.chip);
+  const Plan plan = make_plan(call, device.properties);
   result.set(plan, static_cast<size_t>(plan.workspace));
   return true;
 }

@@ -1,9 +1,7 @@
 // Group norm: launches the kernels of a plan.
 #include "cuda/groups.h"
 
-#include <algorithm>
-#include <bit>
-
+#include "cuda/group/shape.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 
@@ -25,34 +23,6 @@ const GroupKernelSet& kernels_for(const Call& call, const GroupPlan& plan) {
   }
 }
 
-GroupShape shape_of(const Call& call, const GroupPlan& plan) {
-  const GroupTile& tile = plan.tile;
-  const int64_t spatial = is_last(call) ? call.inner : call.width;
-  return {
-      .spatial = spatial,
-      .channels = static_cast<int>(call.channels),
-      .groups = static_cast<int>(call.groups),
-      .units = static_cast<int>(plan.units),
-      .span = static_cast<int>(tile.span),
-      .vectors = tile.vectors,
-      .kept = static_cast<int>(plan.kept),
-      .mail = static_cast<int>(plan.mail),
-      .piece = static_cast<int>(tile.piece),
-      .last_piece = static_cast<int>(spatial - (tile.pieces - 1) * tile.piece),
-      .tile = tile.tile,
-      .rows = tile.rows,
-      .short_from = static_cast<int>(spatial - int64_t{tile.vectors - 1} * tile.rows * tile.pieces),
-      .bundles = tile.bundles,
-      .log_lanes = std::countr_zero(static_cast<unsigned>(std::max(tile.lanes, 1))),
-      .lag = static_cast<int>(plan.lag),
-      .per_group = Divisor(call.channels / call.groups),
-      .spans = Divisor(plan.spans),
-      .chunks = Divisor(tile.chunks),
-      .pieces = Divisor(tile.pieces),
-      .columns = Divisor(is_last(call) ? tile.tile / tile.vector : 1),
-      .tiles = Divisor(is_last(call) ? ceil_div(tile.span, tile.tile) : 1)};
-}
-
 GroupScratch scratch_of(const Call& call, const GroupPlan& plan) {
   char* const workspace = aligned_workspace(call);
   const bool parameters = call.dweight || call.dbias;
@@ -68,13 +38,13 @@ GroupScratch scratch_of(const Call& call, const GroupPlan& plan) {
 ek_status launch_main(const Call& call, const GroupPlan& plan, Kernel& kernel, bool again,
                       const GroupScratch& scratch, void* arguments) {
   const GroupTile& tile = plan.tile;
-  const int64_t chunks = plan.units * tile.chunks;
-  const int64_t blocks = !tile.keeps && again ? 2 * chunks : chunks;
-  if (!tile.keeps) {
-    ClearArguments clear{scratch.counters, plan.units};
+  const int64_t chunks = plan.sets * tile.chunks;
+  const int64_t blocks = !tile.resident && again ? 2 * chunks : chunks;
+  if (!tile.resident) {
+    ClearArguments clear{scratch.counters, plan.sets};
     const ek_status status = launch(call,
                                     {.kernel = kernels_for(call, plan).clear(),
-                                     .blocks = ceil_div(plan.units, kClearThreads),
+                                     .blocks = ceil_div(plan.sets, kClearThreads),
                                      .threads = kClearThreads},
                                     &clear);
     if (status != EK_OK) return status;
@@ -83,7 +53,7 @@ ek_status launch_main(const Call& call, const GroupPlan& plan, Kernel& kernel, b
                 {.kernel = kernel,
                  .blocks = blocks,
                  .threads = tile.threads,
-                 .cluster = tile.keeps ? tile.chunks : 1,
+                 .cluster = tile.resident ? tile.chunks : 1,
                  .shared = plan.shared},
                 arguments);
 }
@@ -92,29 +62,31 @@ int64_t group_size(const Call& call) { return call.inner * call.width / call.gro
 
 ek_status forward(const Call& call, const GroupPlan& plan) {
   if (call.outer == 0) return EK_OK;
-  GroupForwardArguments arguments{.x = device_tensor(call, call.x),
-                                  .y = device_tensor(call, call.y),
-                                  .formula = formula_of(call, group_size(call)),
-                                  .mean = call.mean,
-                                  .rstd = call.rstd,
-                                  .stats = call.stats,
-                                  .shape = shape_of(call, plan),
-                                  .scratch = scratch_of(call, plan)};
+  GroupForwardArguments arguments{
+      .x = device_tensor(call, call.x),
+      .y = device_tensor(call, call.y),
+      .formula = formula_of(call, group_size(call)),
+      .mean = call.mean,
+      .rstd = call.rstd,
+      .stats = call.stats,
+      .shape = group_shape(plan.problem, plan.tile, plan.sets, plan.lag),
+      .scratch = scratch_of(call, plan)};
   Kernel& kernel = kernels_for(call, plan).forward(is_last(call), plan.tile);
   return launch_main(call, plan, kernel, true, arguments.scratch, &arguments);
 }
 
 ek_status backward(const Call& call, const GroupPlan& plan) {
   const GroupKernelSet& kernels = kernels_for(call, plan);
-  GroupBackwardArguments arguments{.x = device_tensor(call, call.x),
-                                   .dy = device_tensor(call, call.dy),
-                                   .dx = device_tensor(call, call.dx),
-                                   .formula = formula_of(call, group_size(call)),
-                                   .mean = call.mean,
-                                   .rstd = call.rstd,
-                                   .stats = call.stats,
-                                   .shape = shape_of(call, plan),
-                                   .scratch = scratch_of(call, plan)};
+  GroupBackwardArguments arguments{
+      .x = device_tensor(call, call.x),
+      .dy = device_tensor(call, call.dy),
+      .dx = device_tensor(call, call.dx),
+      .formula = formula_of(call, group_size(call)),
+      .mean = call.mean,
+      .rstd = call.rstd,
+      .stats = call.stats,
+      .shape = group_shape(plan.problem, plan.tile, plan.sets, plan.lag),
+      .scratch = scratch_of(call, plan)};
   if (call.outer > 0) {
     Kernel& kernel = kernels.backward(is_last(call), plan.tile);
     const ek_status status =
@@ -123,13 +95,13 @@ ek_status backward(const Call& call, const GroupPlan& plan) {
   }
   if (!call.dweight && !call.dbias) return EK_OK;
   return launch_reduce_partials(call, kernels.reduce_partials(), arguments.scratch.dweight_partials,
-                                arguments.scratch.dbias_partials, call.outer * plan.tile.pieces);
+                                arguments.scratch.dbias_partials, call.outer * plan.tile.slices);
 }
 
 }  // namespace
 
 bool accepts_groups(const Call& call, const GroupPlan& plan, Note& note) {
-  const int64_t blocks = 2 * plan.units * plan.tile.chunks;
+  const int64_t blocks = 2 * plan.sets * plan.tile.chunks;
   if (call.channels <= kMostBlocks && blocks <= kMostBlocks) return true;
   note.set("group norm of %lld channels takes %lld blocks, but each must be at most %lld",
            static_cast<long long>(call.channels), static_cast<long long>(blocks),
@@ -140,9 +112,9 @@ bool accepts_groups(const Call& call, const GroupPlan& plan, Note& note) {
 void describe_groups(const Call& call, const GroupPlan& plan, Note& note) {
   const GroupTile& tile = plan.tile;
   char held[64];
-  if (tile.keeps) {
+  if (tile.resident) {
     std::snprintf(held, sizeof held, "held by clusters of %d%s", tile.chunks,
-                  tile.rereads ? ", dy read twice" : "");
+                  tile.reloads_dy ? ", dy read twice" : "");
   } else {
     std::snprintf(held, sizeof held, "in %d chunks that are read twice", tile.chunks);
   }

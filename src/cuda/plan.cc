@@ -204,20 +204,17 @@ GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties) 
   plan.runtime_dtype = why_runtime_dtype_groups(call);
   plan.aligned = plan.runtime_dtype == nullptr && is_aligned(call);
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
-  const GroupProblem problem{.channels = call.channels,
-                             .spatial = spatial,
-                             .per_group = call.channels / call.groups,
-                             .channels_last = last,
-                             .backward = backward,
-                             .aligned = plan.aligned,
-                             .x_size = x_size,
-                             .size = static_cast<int>(size)};
-  const GroupTile& tile = plan.tile = group_tile(problem, properties);
-  plan.kept = kept_bytes(problem, tile);
-  plan.mail = mail_bytes(problem, tile);
-  plan.spans = ceil_div(call.channels, tile.span);
-  plan.units = call.outer * plan.spans;
-  plan.shared = group_shared(problem, tile);
+  plan.problem = {.channels = call.channels,
+                  .spatial = spatial,
+                  .per_group = call.channels / call.groups,
+                  .channels_last = last,
+                  .backward = backward,
+                  .aligned = plan.aligned,
+                  .x_size = x_size,
+                  .size = static_cast<int>(size)};
+  const GroupTile& tile = plan.tile = group_tile(plan.problem, properties);
+  plan.sets = call.outer * ceil_div(call.channels, tile.span);
+  plan.shared = group_shared(plan.problem, tile);
   int64_t at = 0;
   const auto reserve = [&](int64_t bytes) {
     const int64_t place = at;
@@ -225,16 +222,16 @@ GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties) 
     return place;
   };
   const int64_t groups = call.outer * call.groups;
-  if (!tile.keeps) {
+  if (!tile.resident) {
     const bool again = !backward || call.dx;
     plan.lag =
-        again ? group_lag(plan.units, tile.chunks, last, properties) : plan.units * tile.chunks;
-    reserve(plan.units * static_cast<int64_t>(sizeof(GroupCounters)));
+        again ? group_lag(plan.sets, tile.chunks, last, properties) : plan.sets * tile.chunks;
+    reserve(plan.sets * static_cast<int64_t>(sizeof(GroupCounters)));
     plan.parts_at = reserve(groups * tile.chunks * part_values(backward) * size);
     plan.results_at = reserve(groups * kGroupResults * size);
   }
   if (call.dweight || call.dbias) {
-    plan.partials_bytes = call.outer * tile.pieces * call.channels * size;
+    plan.partials_bytes = call.outer * tile.slices * call.channels * size;
     plan.partials_at = reserve(2 * plan.partials_bytes);
   }
   plan.workspace = at > 0 ? at + kWorkspaceAlignment : 0;

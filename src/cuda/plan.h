@@ -35,10 +35,12 @@ Plan make_plan(const Call& call, const DeviceProperties& properties);
 struct GroupPlan {
   const char* runtime_dtype = nullptr;  // as above
   bool aligned = false;
+  GroupProblem problem;
   GroupTile tile;
-  int64_t spans = 0, units = 0;  // units of a sample, and of all
+  int64_t sets = 0;  // of groups, of all samples
   int64_t lag = 0;
-  int64_t kept = 0, mail = 0, shared = 0;  // bytes of shared memory: GroupShape's, and in all
+  int64_t resident = 0, exchange = 0,
+          shared = 0;  // bytes of shared memory: GroupShape's, and in all
   int64_t parts_at = 0, results_at = 0, partials_at = 0;  // in the workspace
   int64_t partials_bytes = 0;                             // of dweight; as many for dbias
   int64_t workspace = 0;

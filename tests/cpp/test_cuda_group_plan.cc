@@ -113,36 +113,38 @@ TEST(CudaGroupPlan, SplitsSamplesTheSameWayWhateverTheirNumber) {
       EXPECT_EQ(other.runtime_dtype, plan.runtime_dtype);
       EXPECT_EQ(other.aligned, plan.aligned);
       EXPECT_EQ(other.shared, plan.shared);
-      EXPECT_EQ(other.units, samples * ceil_div(c.channels, plan.tile.span));
+      EXPECT_EQ(other.sets, samples * ceil_div(c.channels, plan.tile.span));
     }
   });
 }
 
 TEST(CudaGroupPlan, SharedMemoryIsTheTiles) {
   for_plans([](const DeviceProperties& device, const Case&, const Call&, const GroupPlan& plan) {
-    EXPECT_LE(plan.kept + plan.mail, plan.shared);
+    const int64_t resident = resident_bytes(plan.problem, plan.tile);
+    const int64_t exchange = group_exchange_bytes(plan.problem, plan.tile);
+    EXPECT_LE(resident + exchange, plan.shared);
     EXPECT_LE(plan.shared, device.shared_bytes);
-    EXPECT_EQ(plan.kept > 0, plan.tile.keeps);
-    EXPECT_EQ(plan.mail > 0, plan.tile.keeps && plan.tile.chunks > 1);
+    EXPECT_EQ(resident > 0, plan.tile.resident);
+    EXPECT_EQ(exchange > 0, plan.tile.resident && plan.tile.chunks > 1);
   });
 }
 
 // Where a region begins, and its bytes.
 using Region = std::pair<int64_t, int64_t>;
 
-// What kernels write (GroupScratch): in the order of their places.
+// What kernels write (GroupScratch): in the order of their offsets.
 std::vector<Region> regions_of(const Call& call, const GroupPlan& plan) {
   const int64_t size = size_of(call.compute), groups = call.outer * call.groups;
   std::vector<Region> regions;
-  if (!plan.tile.keeps) {
+  if (!plan.tile.resident) {
     const int64_t parts = groups * plan.tile.chunks * part_values(call.pass == Pass::kBackward);
-    regions.emplace_back(0, plan.units * static_cast<int64_t>(sizeof(GroupCounters)));
+    regions.emplace_back(0, plan.sets * static_cast<int64_t>(sizeof(GroupCounters)));
     regions.emplace_back(plan.parts_at, parts * size);
     regions.emplace_back(plan.results_at, groups * kGroupResults * size);
   }
   // A kernel that writes one of them writes both.
   if (call.dweight || call.dbias) {
-    const int64_t partials = call.outer * plan.tile.pieces * call.channels * size;
+    const int64_t partials = call.outer * plan.tile.slices * call.channels * size;
     regions.emplace_back(plan.partials_at, partials);
     regions.emplace_back(plan.partials_at + plan.partials_bytes, partials);
   }
@@ -173,17 +175,17 @@ TEST(CudaGroupPlan, RegionsOfTheWorkspaceKeepApart) {
   });
 }
 
-// A unit is read again when its sums are known; without dx no unit is.
+// A set is read for the second time when its sums are known; without dx no set is.
 TEST(CudaGroupPlan, TheLagIsOfWholeUnits) {
-  for_plans(
-      [](const DeviceProperties& device, const Case&, const Call& call, const GroupPlan& plan) {
-        if (plan.tile.keeps) return;
-        const int64_t chunks = plan.tile.chunks;
-        const bool again = call.pass == Pass::kForward || call.dx;
-        EXPECT_EQ(plan.lag, again ? group_lag(plan.units, chunks, call.layout == EK_NHWC, device)
-                                  : plan.units * chunks);
-        EXPECT_EQ(plan.lag % chunks, 0);
-      });
+  for_plans([](const DeviceProperties& device, const Case&, const Call& call,
+               const GroupPlan& plan) {
+    if (plan.tile.resident) return;
+    const int64_t chunks = plan.tile.chunks;
+    const bool second_pass = call.pass == Pass::kForward || call.dx;
+    EXPECT_EQ(plan.lag, second_pass ? group_lag(plan.sets, chunks, call.layout == EK_NHWC, device)
+                                    : plan.sets * chunks);
+    EXPECT_EQ(plan.lag % chunks, 0);
+  });
 }
 
 // --- Types and addresses
@@ -223,7 +225,7 @@ TEST(CudaGroupPlan, LooksTypesUpAtRunTimeForAReason) {
         SCOPED_TRACE(to_string(c));
         const GroupPlan plan = make_group_plan(call_of(c, pass), kH200.device);
         EXPECT_EQ(plan.aligned, types.aligned);
-        EXPECT_EQ(plan.tile.keeps, types.aligned);
+        EXPECT_EQ(plan.tile.resident, types.aligned);
         ASSERT_EQ(plan.runtime_dtype == nullptr, types.reason == nullptr);
         if (types.reason == nullptr) continue;
         EXPECT_NE(std::strstr(plan.runtime_dtype, types.reason), nullptr) << plan.runtime_dtype;
@@ -232,7 +234,7 @@ TEST(CudaGroupPlan, LooksTypesUpAtRunTimeForAReason) {
   }
 }
 
-// What is kept is of vectors, whose last one must not reach into the next line.
+// Vectors are resident, whose last one must not reach into the next line.
 TEST(CudaGroupPlan, TheLengthOfLinesCounts) {
   for (const bool last : {false, true}) {
     for (int64_t length = 1; length <= 64; ++length) {
@@ -264,10 +266,10 @@ std::ostream& operator<<(std::ostream& out, const Way& way) {
 
 std::string split_of(const GroupPlan& plan) {
   const GroupTile& tile = plan.tile;
-  if (!tile.keeps) return plan.aligned ? "vectors read twice" : "elements read twice";
-  if (tile.rereads) return "dy read twice";
+  if (!tile.resident) return plan.aligned ? "vectors read twice" : "elements read twice";
+  if (tile.reloads_dy) return "dy read twice";
   const auto cluster = std::bit_ceil(static_cast<unsigned>(tile.chunks));
-  return "kept by up to " + std::to_string(cluster);
+  return "resident by up to " + std::to_string(cluster);
 }
 
 // The group norms of gpu_tiers.txt must take every way there is on an H200.
@@ -304,22 +306,23 @@ class GpuTiers : public testing::Test {
     if (plan.runtime_dtype) {
       see("types looked up, " + std::string(name_of(call.compute)), split);
     } else {
-      const bool kept = plan.tile.keeps && !plan.tile.rereads;
-      see(name_of(call.x.dtype), kept ? "kept" : split);
-      if (kept) see(name_of(call.x.dtype), plan.tile.whole ? "vectors of one group" : "others");
+      const bool resident = plan.tile.resident && !plan.tile.reloads_dy;
+      see(name_of(call.x.dtype), resident ? "resident" : split);
+      if (resident)
+        see(name_of(call.x.dtype), plan.tile.one_group ? "vectors of one group" : "others");
       see("any type", split);
     }
-    const std::string kept = plan.tile.keeps ? "kept" : "read twice";
-    if (call.activation == EK_ACTIVATION_SILU) see("SiLU", kept);
-    if (c.in_place != support::InPlace::kNone) see("in place", kept);
-    if (backward ? !call.dx : !call.mean) see("fewer results", kept);
-    if (backward ? call.dweight && !call.dbias : !call.bias) see("no bias", kept);
-    if (plan.tile.keeps) return;
+    const std::string resident = plan.tile.resident ? "resident" : "read twice";
+    if (call.activation == EK_ACTIVATION_SILU) see("SiLU", resident);
+    if (c.in_place != support::InPlace::kNone) see("in place", resident);
+    if (backward ? !call.dx : !call.mean) see("fewer results", resident);
+    if (backward ? call.dweight && !call.dbias : !call.bias) see("no bias", resident);
+    if (plan.tile.resident) return;
     const auto x_size = static_cast<int>(size_of(call.x.dtype));
     if (plan.tile.vectors > group_vectors(backward, plan.tile.vector, x_size))
       see("any type", split + " in many sets");
-    const int64_t chunks = plan.units * plan.tile.chunks;
-    if (plan.tile.chunks == 1) see("any type", "units of one chunk read twice");
+    const int64_t chunks = plan.sets * plan.tile.chunks;
+    if (plan.tile.chunks == 1) see("any type", "sets of one chunk read twice");
     if (call.pass == Pass::kForward || call.dx)
       see("any type", split + (plan.lag < chunks ? ", in turns" : ", at the end"));
   }
@@ -329,7 +332,7 @@ class GpuTiers : public testing::Test {
 
 TEST_F(GpuTiers, ReachEveryKernel) {
   for (const char* types : {"f32", "f16", "bf16"}) {
-    expect(types, "kept");
+    expect(types, "resident");
     expect(types, "vectors read twice");
     expect(types, "elements read twice");
     expect(types, "dy read twice", false);
@@ -342,12 +345,12 @@ TEST_F(GpuTiers, ReachEveryKernel) {
 
 TEST_F(GpuTiers, ReachEverySplit) {
   for (const int cluster : {1, 2, 4, 8, 16})
-    expect("any type", "kept by up to " + std::to_string(cluster));
+    expect("any type", "resident by up to " + std::to_string(cluster));
   for (const char* order : {", in turns", ", at the end"}) {
     expect("any type", std::string("vectors read twice") + order);
     expect("any type", std::string("elements read twice") + order);
   }
-  expect("any type", "units of one chunk read twice");
+  expect("any type", "sets of one chunk read twice");
   for (const bool backward : {false, true}) {
     expect({backward, true, "any type", "vectors read twice in many sets"});
     expect({backward, true, "any type", "elements read twice in many sets"});
@@ -356,7 +359,7 @@ TEST_F(GpuTiers, ReachEverySplit) {
 
 TEST_F(GpuTiers, HaveEveryOptionInEveryKindOfKernel) {
   for (const char* option : {"SiLU", "in place", "fewer results", "no bias"}) {
-    expect(option, "kept");
+    expect(option, "resident");
     expect(option, "read twice");
   }
 }

@@ -1,7 +1,7 @@
 // How a CUDA group norm is split (src/cuda/group/tuning.h): properties that every tile must have,
-// on devices that need not be there. What kernels work out of a tile is worked out here once more (as
-// in group.cuh) and counted: every element has one place, every line one slot of its group, and no
-// block waits for one that starts after it.
+// on devices that need not be there. What kernels compute from a tile (src/cuda/group/chunk.h) is counted:
+// every element is read by one thread, every line is one slot of its group, and no block waits for one that
+// starts after it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,9 +11,11 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#include "cuda/arguments.h"
+#include "cuda/group/chunk.h"
+#include "cuda/group/shape.h"
 #include "cuda/group/tuning.h"
 #include "cuda_devices.h"
 
@@ -28,7 +30,7 @@ struct Choice {
   const DeviceProperties& device() const { return on.device; }
   int64_t groups() const { return problem.channels / problem.per_group; }
   int64_t columns() const { return tile.tile / tile.vector; }
-  // Channels last: chunks of a unit, side by side.
+  // Channels last: neighbouring chunks of a set.
   int64_t tiles() const { return ceil_div(tile.span, tile.tile); }
   // Lines, or channels, of a chunk.
   int64_t slots() const { return problem.channels_last ? tile.tile : tile.threads / tile.lanes; }
@@ -42,10 +44,11 @@ std::string describe(const Choice& c) {
        << (p.channels_last ? " channels last" : " channels first")
        << (p.aligned ? "" : ", not aligned") << ", elements of " << p.x_size << ", arithmetic of "
        << p.size << " bytes, " << c.groups() << " groups of " << p.per_group << ", spatial "
-       << p.spatial << ": " << (t.keeps ? "kept" : "read twice") << ", vector " << t.vector
+       << p.spatial << ": " << (t.resident ? "resident" : "read twice") << ", vector " << t.vector
        << ", vectors " << t.vectors << ", threads " << t.threads << ", span " << t.span
-       << ", piece " << t.piece << ", pieces " << t.pieces << ", chunks " << t.chunks << ", tile "
-       << t.tile << ", rows " << t.rows << ", bundles " << t.bundles << ", lanes " << t.lanes;
+       << ", slice " << t.slice << ", slices " << t.slices << ", chunks " << t.chunks << ", tile "
+       << t.tile << ", rows " << t.rows << ", partial_sums " << t.partial_sums << ", lanes "
+       << t.lanes;
   return text.str();
 }
 
@@ -121,70 +124,72 @@ TEST(CudaGroupTile, HasAKernel) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
     const GroupProblem& p = c.problem;
     const GroupTile& t = c.tile;
-    const int vector = p.aligned ? group_vector(p.channels_last, t.keeps, p.x_size) : 1;
+    const int vector = p.aligned ? group_vector(p.channels_last, t.resident, p.x_size) : 1;
     if (t.vector != vector) return "no kernel has such vectors";
-    if (t.keeps && !p.aligned) return "single elements are kept";
+    if (t.resident && !p.aligned) return "single elements are resident";
     if (t.vectors < 1) return "threads without vectors";
     // They are in registers, channels last one set after another.
-    if (!t.keeps && !p.channels_last && t.vectors != group_vectors(p.backward, t.vector, p.x_size))
+    if (!t.resident && !p.channels_last &&
+        t.vectors != group_vectors(p.backward, t.vector, p.x_size))
       return "no kernel has so many vectors";
-    if (t.whole && !(p.channels_last && t.keeps && p.per_group % t.vector == 0))
+    if (t.one_group && !(p.channels_last && t.resident && p.per_group % t.vector == 0))
       return "no kernel takes vectors of one group";
-    if (t.threads < kWarp || t.threads % kWarp != 0) return "threads are not whole warps";
-    return t.threads > group_threads(t.keeps) ? "more threads than the kernel is compiled for"
-                                              : nullptr;
+    if (t.threads < kWarp || t.threads % kWarp != 0) return "threads are not one_group warps";
+    return t.threads > group_threads(t.resident) ? "more threads than the kernel is compiled for"
+                                                 : nullptr;
   });
 }
 
 TEST(CudaGroupTile, HasAClusterThatRuns) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
     constexpr int64_t kMostExpected = (1 << 20) - 1;  // bytes that a barrier can wait for
-    if (c.tile.chunks < 1) return "units without chunks";
-    if (!c.tile.keeps) return nullptr;
+    if (c.tile.chunks < 1) return "sets without chunks";
+    if (!c.tile.resident) return nullptr;
     if (c.tile.chunks > c.device().cluster_limit) return "a cluster that the device lacks";
     if (c.device().clusters_of(c.tile.chunks) < 1) return "a cluster that never runs";
-    return mail_bytes(c.problem, c.tile) > kMostExpected ? "more mail than a barrier can count"
-                                                         : nullptr;
+    return group_exchange_bytes(c.problem, c.tile) > kMostExpected
+               ? "more exchange than a barrier can count"
+               : nullptr;
   });
 }
 
 // Channels last: threads whose first pixel this is, or a later one, have a vector less (GroupShape).
 int64_t short_from(const Choice& c) {
   const GroupTile& t = c.tile;
-  return c.problem.spatial - int64_t{t.vectors - 1} * t.rows * t.pieces;
+  return c.problem.spatial - int64_t{t.vectors - 1} * t.rows * t.slices;
 }
 
 // Kernels have these numbers as int.
 bool fits_int(int64_t number) { return number <= std::numeric_limits<int32_t>::max(); }
 
-TEST(CudaGroupTile, CutsUnitsIntoWholeGroupsPiecesAndLines) {
+TEST(CudaGroupTile, CutsSetsIntoWholeGroupsSlicesAndLines) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
     const GroupProblem& p = c.problem;
     const GroupTile& t = c.tile;
-    if (t.span < 1 || t.span % p.per_group != 0) return "a unit has a part of a group";
-    if (!fits_int(t.piece)) return "a piece of too many pixels";
-    if (t.piece * t.pieces < p.spatial) return "pixels without a piece";
+    if (t.span < 1 || t.span % p.per_group != 0) return "a set has a part of a group";
+    if (!fits_int(t.slice)) return "a slice of too many pixels";
+    if (t.slice * t.slices < p.spatial) return "pixels without a slice";
     if (p.channels_last) {
-      if (int64_t{t.rows} * (t.pieces - 1) >= p.spatial) return "a piece without pixels";
-      if (short_from(c) < 1 || short_from(c) > int64_t{t.rows} * t.pieces)
+      if (int64_t{t.rows} * (t.slices - 1) >= p.spatial) return "a slice without pixels";
+      if (short_from(c) < 1 || short_from(c) > int64_t{t.rows} * t.slices)
         return "vectors differ by more than one";
       if (t.tile < 1 || t.tile % t.vector != 0) return "a chunk has a part of a vector";
       if (t.rows < 1 || t.rows * c.columns() > t.threads) return "rows without threads";
       if (t.rows > p.spatial) return "rows without pixels";
-      if (t.piece != int64_t{t.rows} * t.vectors) return "pieces and rows differ";
-      if (t.chunks != t.pieces * c.tiles()) return "chunks and pieces differ";
-      const int64_t bundles = c.columns() <= kWarp ? t.threads / kWarp : t.rows;
-      return t.bundles != bundles ? "a bundle is no warp and no row" : nullptr;
+      if (t.slice != int64_t{t.rows} * t.vectors) return "slices and rows differ";
+      if (t.chunks != t.slices * c.tiles()) return "chunks and slices differ";
+      const int64_t partial_sums = c.columns() <= kWarp ? t.threads / kWarp : t.rows;
+      return t.partial_sums != partial_sums ? "a partial_sum is no warp and no row" : nullptr;
     }
-    if (t.piece * (t.pieces - 1) >= p.spatial) return "a piece without pixels";
+    if (t.slice * (t.slices - 1) >= p.spatial) return "a slice without pixels";
     // Its slots are all the group's.
-    if (t.span != p.per_group) return "a unit of several groups, channels first";
+    if (t.span != p.per_group) return "a set of several groups, channels first";
     if (t.lanes > kWarp || !std::has_single_bit(static_cast<unsigned>(t.lanes)))
       return "a line of odd size";
-    if (t.piece != int64_t{t.lanes} * t.vectors * t.vector) return "pieces and lanes differ";
+    if (t.slice != int64_t{t.lanes} * t.vectors * t.vector) return "slices and lanes differ";
     if (!fits_int(t.chunks * c.slots())) return "too many lines";
-    if (t.chunks * c.slots() < t.span * t.pieces) return "lines without a chunk";
-    return (t.chunks - 1) * c.slots() >= t.span * t.pieces ? "a chunk without lines" : nullptr;
+    if (t.chunks * c.slots() < t.span * t.slices) return "lines without a chunk";
+    return (t.chunks - 1) * c.slots() >= t.span * t.slices ? "a chunk without lines" : nullptr;
   });
 }
 
@@ -192,13 +197,13 @@ TEST(CudaGroupTile, CutsUnitsIntoWholeGroupsPiecesAndLines) {
 int64_t bytes_touched(const Choice& c) {
   const GroupProblem& p = c.problem;
   const GroupTile& t = c.tile;
-  const int tensors = p.backward && !t.rereads ? 2 : 1;
-  const int64_t kept = t.keeps ? int64_t{16} * tensors * t.vectors * t.threads : 0;
-  const int64_t parts = t.keeps && t.chunks > 1 ? t.chunks * (t.span / p.per_group) : 0;
+  const int tensors = p.backward && !t.reloads_dy ? 2 : 1;
+  const int64_t resident = t.resident ? int64_t{16} * tensors * t.vectors * t.threads : 0;
+  const int64_t parts = t.resident && t.chunks > 1 ? t.chunks * (t.span / p.per_group) : 0;
   const int64_t barrier = parts > 0 ? 8 : 0;
   const int64_t slots = c.slots();
-  const int64_t sums = p.channels_last ? 2 * slots * t.bundles : 2 * slots;
-  return kept + barrier +
+  const int64_t sums = p.channels_last ? 2 * slots * t.partial_sums : 2 * slots;
+  return resident + barrier +
          p.size * (parts * part_values(p.backward) + slots * group_numbers(p.backward) + sums);
 }
 
@@ -207,11 +212,12 @@ TEST(CudaGroupTile, FitsIntoSharedMemory) {
     constexpr int64_t kOfBlock = 1024;  // what the driver takes of each
     const int64_t shared = group_shared(c.problem, c.tile);
     if (shared < bytes_touched(c)) return "less shared memory than is used";
-    // The mail and the table come next to what is kept, and are read 16 bytes at a time.
-    if (kept_bytes(c.problem, c.tile) % 16 != 0 || mail_bytes(c.problem, c.tile) % 16 != 0)
+    // The exchange and the table follow the vectors, and are read 16 bytes at a time.
+    if (resident_bytes(c.problem, c.tile) % 16 != 0 ||
+        group_exchange_bytes(c.problem, c.tile) % 16 != 0)
       return "a table that is not aligned";
     if (shared > c.device().shared_bytes) return "more shared memory than there is";
-    return group_blocks(c.problem.backward, c.tile.keeps) * (shared + kOfBlock) >
+    return group_blocks(c.problem.backward, c.tile.resident) * (shared + kOfBlock) >
                    c.device().shared_bytes + kOfBlock
                ? "fewer blocks on a SM than have registers"
                : nullptr;
@@ -219,19 +225,19 @@ TEST(CudaGroupTile, FitsIntoSharedMemory) {
 }
 
 // The functions stay plain: a tile can be had at compile time.
-constexpr GroupProblem kPlain{.channels = 320,
-                              .spatial = 4096,
-                              .per_group = 10,
-                              .channels_last = true,
-                              .backward = false,
-                              .aligned = true,
-                              .x_size = 2,
-                              .size = 4};
-static_assert(group_tile(kPlain, kH200.device).keeps);
+constexpr GroupProblem kExample{.channels = 320,
+                                .spatial = 4096,
+                                .per_group = 10,
+                                .channels_last = true,
+                                .backward = false,
+                                .aligned = true,
+                                .x_size = 2,
+                                .size = 4};
+static_assert(group_tile(kExample, kH200.device).resident);
 
 // --- Places, of problems that are small enough to count
 
-// With little shared memory small units take clusters of all sizes, and more than those hold. (The
+// With little shared memory small sets take clusters of all sizes, and more than those hold. (The
 // sums of channels last alone take more than the first of these has.)
 constexpr DeviceProperties tiny_device(int shared_bytes) {
   return {.major = 9,
@@ -249,80 +255,40 @@ const Sweep kSmallSweep{{1, 2, 3, 5, 8, 10, 32, 40, 129, 520},
                         {1, 2, 7, 8, 49, 64, 100, 256, 1000, 1023, 3136, 12544}};
 constexpr int64_t kMostCounted = 50000;
 
-// A thread's place in a chunk (Chunk of group_chunk.cuh).
-struct Place {
-  int64_t channel, piece, pixel, step, count, slot;  // pixel: in the plane
-};
-
-int64_t pixels_of(const Choice& c, int64_t piece) {
-  const GroupTile& t = c.tile;
-  if (!c.problem.channels_last) return std::min(t.piece, c.problem.spatial - piece * t.piece);
-  return t.piece - std::clamp<int64_t>((piece + 1) * t.rows - short_from(c), 0, t.rows);
-}
-
-Place place_of(const Choice& c, int64_t channels, int64_t chunk, int64_t thread) {
-  const GroupTile& t = c.tile;
-  Place place{};
-  bool inside;
-  if (c.problem.channels_last) {
-    const int64_t row = thread / c.columns();
-    place.piece = chunk / c.tiles();
-    place.slot = thread % c.columns() * t.vector;
-    place.channel = chunk % c.tiles() * t.tile + place.slot;
-    place.pixel = place.piece * t.rows + row;
-    place.step = int64_t{t.rows} * t.pieces;
-    place.count = t.vectors - (place.pixel >= short_from(c) ? 1 : 0);
-    inside = place.channel < channels && row < t.rows;
-  } else {
-    place.slot = thread / t.lanes;
-    const int64_t line = chunk * c.slots() + place.slot;
-    place.channel = line / t.pieces;
-    place.piece = line % t.pieces;
-    place.pixel = thread % t.lanes * t.vector;
-    place.step = int64_t{t.vector} * t.lanes;
-    const int64_t pixels = pixels_of(c, place.piece), first = place.pixel;
-    place.pixel += place.piece * t.piece;
-    place.count =
-        pixels == t.piece ? t.vectors : std::max<int64_t>(0, ceil_div(pixels - first, place.step));
-    inside = place.channel < channels;
-  }
-  if (!inside) place.count = 0;
-  return place;
-}
-
-// What a slot stands for.
-struct Line {
-  int64_t channel, piece;
-};
-
-Line line_of(const Choice& c, int64_t chunk, int64_t slot) {
-  if (c.problem.channels_last) return {chunk % c.tiles() * c.tile.tile + slot, chunk / c.tiles()};
-  const int64_t line = chunk * c.slots() + slot;
-  return {line / c.tile.pieces, line % c.tile.pieces};
-}
-
-struct Slots {
-  int64_t first, last;
-};
-
-Slots slots_of(const Choice& c, int64_t channels, int64_t chunk, int64_t group) {
-  if (c.problem.channels_last) {
-    const int64_t first = group * c.problem.per_group - chunk % c.tiles() * c.tile.tile;
-    return {std::max<int64_t>(first, 0),
-            std::min<int64_t>(first + c.problem.per_group, c.tile.tile)};
-  }
-  return {0, std::min(c.slots(), channels * c.tile.pieces - chunk * c.slots())};
-}
-
-// Calls body(channels) for a sample's first unit, and for its last one if that has fewer.
+// Calls body(Chunk) with a value of the type that the problem's kernel has: std::type_identity<Chunk<...>>.
 template <typename Body>
-void for_units(const Choice& c, const Body& body) {
-  const int64_t channels = c.problem.channels, rest = channels % c.tile.span;
-  if (channels >= c.tile.span) body(c.tile.span);
-  if (rest > 0) body(rest);
+void with_chunk(const Choice& c, const Body& body) {
+  const auto call = [&](auto last) {
+    constexpr bool kChannelsLast = decltype(last)::value;
+    switch (c.tile.vector) {
+      case 1:
+        return body(std::type_identity<Chunk<kChannelsLast, 1>>());
+      case 4:
+        return body(std::type_identity<Chunk<kChannelsLast, 4>>());
+      case 8:
+        return body(std::type_identity<Chunk<kChannelsLast, 8>>());
+    }
+    FAIL() << "no kernel has vectors of " << c.tile.vector;
+  };
+  c.problem.channels_last ? call(std::true_type()) : call(std::false_type());
 }
 
-// Calls body(choice) for problems that take all ways: both layouts, kept by clusters of all sizes
+constexpr int kSamples = 2;
+
+GroupShape shape_of(const Choice& c) {
+  const int64_t sets = kSamples * ceil_div(c.problem.channels, c.tile.span);
+  return group_shape(c.problem, c.tile, sets, sets * c.tile.chunks);
+}
+
+// Calls body(set) for the last sample's first set, and for its last one if that has fewer channels.
+template <typename Body>
+void for_sets(const Choice& c, const GroupShape& shape, const Body& body) {
+  const int of_sample = shape.sets / kSamples, first = (kSamples - 1) * of_sample;
+  body(GroupSet(shape, first));
+  if (c.problem.channels % c.tile.span != 0) body(GroupSet(shape, shape.sets - 1));
+}
+
+// Calls body(choice) for problems that take all ways: both layouts, resident in clusters of all sizes
 // or read twice.
 template <typename Body>
 void for_small_choices(const Body& body) {
@@ -332,7 +298,7 @@ void for_small_choices(const Body& body) {
     for_choices(on, kSmallSweep, [&](const Choice& c) {
       if (c.tile.span * c.problem.spatial > kMostCounted) return;
       const auto cluster = std::bit_ceil(static_cast<unsigned>(c.tile.chunks));
-      seen.emplace(c.problem.channels_last, c.tile.keeps ? cluster : kReadTwice);
+      seen.emplace(c.problem.channels_last, c.tile.resident ? cluster : kReadTwice);
       SCOPED_TRACE(describe(c));
       body(c);
     });
@@ -345,127 +311,151 @@ void for_small_choices(const Body& body) {
   }
 }
 
-// Of a unit's elements, or lines, or chunks.
+// Of a set's elements, or lines, or chunks.
 void expect_once(const std::vector<uint8_t>& counts) {
   EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](uint8_t count) { return count == 1; }));
 }
 
-TEST(CudaGroupPlaces, EveryElementHasOne) {
+TEST(CudaGroupSet, HasTheSamplesChannelsInOrder) {
   for_small_choices([](const Choice& c) {
-    for_units(c, [&](int64_t channels) {
-      const GroupTile& t = c.tile;
-      const int64_t spatial = c.problem.spatial;
-      std::vector<uint8_t> counts(static_cast<size_t>(channels * spatial));
-      std::vector<int64_t> pixels(static_cast<size_t>(t.pieces));
-      for (int64_t chunk = 0; chunk < t.chunks; ++chunk) {
-        for (int64_t thread = 0; thread < t.threads; ++thread) {
-          const Place place = place_of(c, channels, chunk, thread);
-          ASSERT_LE(place.count, t.vectors);
-          for (int64_t v = 0; v < place.count; ++v) {
-            for (int64_t k = 0; k < t.vector; ++k) {
-              const int64_t channel = place.channel + (c.problem.channels_last ? k : 0);
-              const int64_t pixel =
-                  place.pixel + v * place.step + (c.problem.channels_last ? 0 : k);
-              ASSERT_LT(channel, channels);
-              ASSERT_LT(pixel, spatial);
-              ++counts[static_cast<size_t>(channel * spatial + pixel)];
-              ++pixels[static_cast<size_t>(place.piece)];
+    const GroupShape shape = shape_of(c);
+    int64_t channels = 0;
+    for (int index = 0; index < shape.sets; ++index) {
+      const GroupSet set(shape, index);
+      ASSERT_EQ(set.sample * c.problem.channels + set.channel, channels);
+      ASSERT_EQ(set.group(shape), channels / c.problem.per_group);
+      channels += set.channels;
+    }
+    ASSERT_EQ(channels, kSamples * c.problem.channels);
+  });
+}
+
+// The addresses of all threads, in a dense tensor. A chunk that is read backwards has the same.
+TEST(CudaGroupChunk, EveryElementIsReadOnce) {
+  for_small_choices([](const Choice& c) {
+    const GroupShape shape = shape_of(c);
+    const GroupProblem& p = c.problem;
+    DeviceTensor tensor{};
+    tensor.row_stride = p.channels_last ? p.channels : p.spatial;
+    tensor.outer_stride = p.channels * p.spatial;
+    with_chunk(c, [&]<typename Position>(std::type_identity<Position>) {
+      for_sets(c, shape, [&](const GroupSet& set) {
+        for (const bool backwards : {false, true}) {
+          std::vector<uint8_t> counts(static_cast<size_t>(set.channels * p.spatial));
+          std::vector<int64_t> pixels(static_cast<size_t>(c.tile.slices));
+          for (int chunk = 0; chunk < c.tile.chunks; ++chunk) {
+            for (int thread = 0; thread < c.tile.threads; ++thread) {
+              const Position at(shape, set, chunk, thread, c.tile.threads, backwards);
+              ASSERT_LE(at.count, c.tile.vectors);
+              const auto vectors = at.in(shape, tensor, set);
+              for (int v = 0; v < at.count; ++v) {
+                for (int element = 0; element < c.tile.vector; ++element) {
+                  const int64_t index =
+                      vectors.first + v * vectors.step + element - set.sample * tensor.outer_stride;
+                  const int64_t row = index / tensor.row_stride, column = index % tensor.row_stride;
+                  const int64_t channel = (p.channels_last ? column : row) - set.channel;
+                  const int64_t pixel = p.channels_last ? row : column;
+                  ASSERT_TRUE(channel >= 0 && channel < set.channels);
+                  ASSERT_TRUE(pixel >= 0 && pixel < p.spatial);
+                  ++counts[static_cast<size_t>(channel * p.spatial + pixel)];
+                  ++pixels[static_cast<size_t>(at.slice)];
+                }
+              }
+            }
+          }
+          expect_once(counts);
+          for (int slice = 0; slice < c.tile.slices; ++slice)
+            ASSERT_EQ(pixels[static_cast<size_t>(slice)],
+                      int64_t{set.channels} * Position::pixels_of(shape, slice));
+        }
+      });
+    });
+  });
+}
+
+TEST(CudaGroupChunk, EveryLineIsOneSlotOfItsGroup) {
+  for_small_choices([](const Choice& c) {
+    const GroupShape shape = shape_of(c);
+    const int threads = c.tile.threads;
+    with_chunk(c, [&]<typename Position>(std::type_identity<Position>) {
+      for_sets(c, shape, [&](const GroupSet& set) {
+        const int slices = c.tile.slices;
+        const auto per_group = static_cast<int>(c.problem.per_group);
+        std::vector<uint8_t> counts(static_cast<size_t>(set.channels * slices));
+        for (int chunk = 0; chunk < c.tile.chunks; ++chunk) {
+          const Position at(shape, set, chunk, 0, threads, false);
+          for (int group = 0; group < set.channels / per_group; ++group) {
+            const auto slots = at.slots_of(shape, set, chunk, group, threads);
+            ASSERT_LE(slots.last, Position::slots(shape, threads));
+            for (int slot = slots.first; slot < slots.last; ++slot) {
+              const auto line = at.line_of(shape, chunk, slot, threads);
+              ASSERT_EQ(line.channel / per_group, group);
+              ASSERT_LT(line.slice, slices);
+              ++counts[static_cast<size_t>(line.channel * slices + line.slice)];
             }
           }
         }
-      }
-      expect_once(counts);
-      for (int64_t piece = 0; piece < t.pieces; ++piece)
-        ASSERT_EQ(pixels[static_cast<size_t>(piece)], channels * pixels_of(c, piece));
+        expect_once(counts);
+      });
     });
   });
 }
 
-TEST(CudaGroupPlaces, EveryLineIsOneSlotOfItsGroup) {
+TEST(CudaGroupChunk, ThreadsAddToTheSlotsOfTheirChannels) {
   for_small_choices([](const Choice& c) {
-    for_units(c, [&](int64_t channels) {
-      const int64_t pieces = c.tile.pieces, groups = channels / c.problem.per_group;
-      std::vector<uint8_t> counts(static_cast<size_t>(channels * pieces));
-      for (int64_t chunk = 0; chunk < c.tile.chunks; ++chunk) {
-        for (int64_t group = 0; group < groups; ++group) {
-          const Slots slots = slots_of(c, channels, chunk, group);
-          ASSERT_LE(slots.last, c.slots());
-          for (int64_t slot = slots.first; slot < slots.last; ++slot) {
-            const Line line = line_of(c, chunk, slot);
-            ASSERT_EQ(line.channel / c.problem.per_group, group);
-            ASSERT_LT(line.piece, pieces);
-            ++counts[static_cast<size_t>(line.channel * pieces + line.piece)];
-          }
+    const GroupShape shape = shape_of(c);
+    const GroupSet set(shape, 0);
+    with_chunk(c, [&]<typename Position>(std::type_identity<Position>) {
+      for (int chunk = 0; chunk < c.tile.chunks; ++chunk) {
+        for (int thread = 0; thread < c.tile.threads; ++thread) {
+          const Position at(shape, set, chunk, thread, c.tile.threads, false);
+          if (at.count == 0) continue;
+          const auto line = at.line_of(shape, chunk, at.slot, c.tile.threads);
+          ASSERT_EQ(line.channel, at.channel);
+          ASSERT_EQ(line.slice, at.slice);
         }
       }
-      expect_once(counts);
     });
-  });
-}
-
-TEST(CudaGroupPlaces, ThreadsAddToTheSlotsOfTheirChannels) {
-  for_small_choices([](const Choice& c) {
-    for (int64_t chunk = 0; chunk < c.tile.chunks; ++chunk) {
-      for (int64_t thread = 0; thread < c.tile.threads; ++thread) {
-        const Place place = place_of(c, c.tile.span, chunk, thread);
-        if (place.count == 0) continue;
-        const Line line = line_of(c, chunk, place.slot);
-        ASSERT_EQ(line.channel, place.channel);
-        ASSERT_EQ(line.piece, place.piece);
-      }
-    }
   });
 }
 
 // --- The order in which chunks are read twice
 
-// What a block does (Item of group.cuh).
-struct Item {
-  int64_t unit, chunk;
-  bool again;
-};
-
-Item item_of(int64_t units, int64_t chunks, int64_t lag, int64_t block) {
-  const int64_t all = units * chunks, turn = block - lag, alternating = 2 * (all - lag);
-  const bool again = turn >= alternating || (turn >= 0 && turn % 2 == 0);
-  const int64_t index = turn < 0              ? block
-                        : turn >= alternating ? block - all
-                        : again               ? turn / 2
-                                              : lag + turn / 2;
-  const int64_t chunk = index % chunks;
-  return {index / chunks, again ? chunks - 1 - chunk : chunk, again};
-}
-
-// Whoever reads a chunk again waits for the sums of its whole unit.
-void expect_order(int64_t units, int64_t chunks, int64_t lag, bool again) {
-  std::vector<int64_t> sums(static_cast<size_t>(units));
-  std::vector<uint8_t> first(static_cast<size_t>(units * chunks)), second(first.size());
-  for (int64_t block = 0; block < units * chunks * (again ? 2 : 1); ++block) {
-    const Item item = item_of(units, chunks, lag, block);
-    ASSERT_TRUE(item.unit >= 0 && item.unit < units && item.chunk >= 0 && item.chunk < chunks);
-    int64_t& of_unit = sums[static_cast<size_t>(item.unit)];
-    ++(item.again ? second : first)[static_cast<size_t>(item.unit * chunks + item.chunk)];
-    if (!item.again) ++of_unit;
-    ASSERT_TRUE(!item.again || of_unit == chunks) << "block " << block << " waits for later ones";
+// Whoever reads a chunk for the second time waits for the sums of its whole set.
+void expect_order(int64_t sets, int64_t chunks, int64_t lag, bool twice) {
+  GroupShape shape{};
+  shape.sets = static_cast<int>(sets);
+  shape.chunks = Divisor(chunks);
+  shape.lag = static_cast<int>(lag);
+  std::vector<int64_t> sums(static_cast<size_t>(sets));
+  std::vector<uint8_t> first(static_cast<size_t>(sets * chunks)), second(first.size());
+  for (int block = 0; block < sets * chunks * (twice ? 2 : 1); ++block) {
+    const WorkItem item(shape, block);
+    ASSERT_TRUE(item.set >= 0 && item.set < sets && item.chunk >= 0 && item.chunk < chunks);
+    int64_t& of_set = sums[static_cast<size_t>(item.set)];
+    ++(item.second_pass ? second : first)[static_cast<size_t>(item.set * chunks + item.chunk)];
+    if (!item.second_pass) ++of_set;
+    ASSERT_TRUE(!item.second_pass || of_set == chunks)
+        << "block " << block << " waits for later ones";
   }
   expect_once(first);
-  if (again) expect_once(second);
+  if (twice) expect_once(second);
 }
 
 TEST(CudaGroupOrder, BlocksWaitForEarlierOnesOnly) {
   for (const NamedDevice& on : kDevices) {
-    for (const int64_t units : {1, 2, 3, 31, 256, 1000}) {
+    for (const int64_t sets : {1, 2, 3, 31, 256, 1000}) {
       for (const int64_t chunks : {1, 2, 3, 40, 527, 529, 2000}) {
-        SCOPED_TRACE(testing::Message() << on.name << ": " << units << " x " << chunks);
+        SCOPED_TRACE(testing::Message() << on.name << ": " << sets << " x " << chunks);
         for (const bool last : {false, true}) {
-          const int64_t lag = group_lag(units, chunks, last, on.device);
-          ASSERT_EQ(lag % chunks, 0) << "a unit is read again before its sums are done";
+          const int64_t lag = group_lag(sets, chunks, last, on.device);
+          ASSERT_EQ(lag % chunks, 0) << "a set is read second_pass before its sums are done";
           ASSERT_GE(lag, chunks);
-          ASSERT_LE(lag, units * chunks);
-          if (units * chunks <= 300000) expect_order(units, chunks, lag, true);
+          ASSERT_LE(lag, sets * chunks);
+          if (sets * chunks <= 300000) expect_order(sets, chunks, lag, true);
         }
-        if (units * chunks > 300000) continue;
-        expect_order(units, chunks, units * chunks, false);  // backward without dx
+        if (sets * chunks > 300000) continue;
+        expect_order(sets, chunks, sets * chunks, false);  // backward without dx
       }
     }
   }

@@ -1,7 +1,7 @@
 // Group norm, backward.
 //
-// A slot's sums are those of dz * normalized and of dz: parts of dweight and dbias, which
-// reduce_partials() (primitives/reduce_partials.cuh) adds up. Times the weight they are parts of the sums that dx needs.
+// A slot's sums are those of dz * normalized and of dz: partials of dweight and dbias, which reduce_partials()
+// (primitives/reduce_partials.cuh) sums. Times the weight they are parts of the sums that dx needs.
 #pragma once
 
 #include "cuda/group/pipeline.cuh"
@@ -14,67 +14,68 @@ struct GradientSums {
   static constexpr int kValues = 2;
   C value[kValues] = {};
 
-  template <typename AnyCrew, typename Each>
-  __device__ GradientSums(const AnyCrew& crew, const Each& each) {
+  template <typename SubWarp, typename Each>
+  __device__ GradientSums(const SubWarp& sub_warp, const Each& each) {
     each([&](C product, C plain) {
       value[0] += product;
       value[1] += plain;
     });
-    crew.sum(value);
+    sub_warp.sum(value);
   }
   template <typename Body>
-  __device__ void tell(const Body& body) const {
+  __device__ void contribute(const Body& body) const {
     body(value[0], value[1]);
   }
 };
 
-template <typename X, typename D, typename C, int W, bool kLast, bool kKeeps, bool kRereads>
+template <typename X, typename D, typename C, int W, bool kChannelsLast, bool kResident,
+          bool kReloadsDy>
 struct GroupBackward {
   static constexpr int kVectors = group_vectors(true, W, sizeof(X));
   using Compute = C;
   using Part = GradientSums<C>;
-  using Place = Chunk<kLast, W>;
+  using Position = Chunk<kChannelsLast, W>;
   using In = Access<X, W, C>;
   using InDy = Access<D, W, C>;
-  static constexpr int kChannels = Place::kChannels, kSums = kChannels;
+  static constexpr int kChannels = Position::kChannels, kSums = kChannels;
 
   const GroupBackwardArguments& a;
-  const Unit& unit;
-  const Place& place;
+  const GroupSet& set;
+  const Position& position;
   // mean; rstd, then the factor of x - mean in dx; weight, then what is added to dx; bias; and, after
   // sums, the factor of dz in dx.
   enum Number { kMean, kRstd, kWeight, kBias, kScale };
-  static constexpr int kForSums = 4, kForOutputs = 4, kKeptParts = 2;
-  static constexpr bool kSumsNeedNumbers = true, kDirect = false, kAsksFirst = !kLast;
+  static constexpr int kForSums = 4, kForOutputs = 4, kResidentParts = 2;
+  static constexpr bool kSumsNeedNumbers = true, kDirect = false, kLoadsTableFirst = !kChannelsLast;
   const Table<group_numbers(true), kChannels, C> table;
-  Held<In, kVectors, kKeeps> held_x;
-  std::conditional_t<kRereads, Reread<InDy>, Held<InDy, kVectors, kKeeps>> held_dy;
+  ThreadVectors<In, kVectors, kResident> x_vectors;
+  std::conditional_t<kReloadsDy, ReloadedVectors<InDy>, ThreadVectors<InDy, kVectors, kResident>>
+      dy_vectors;
 
-  __device__ GroupBackward(const GroupBackwardArguments& arguments, const Unit& own_unit,
-                           const Place& own_place, char* kept, C* numbers)
+  __device__ GroupBackward(const GroupBackwardArguments& arguments, const GroupSet& own_set,
+                           const Position& own_position, char* resident, C* numbers)
       : a(arguments),
-        unit(own_unit),
-        place(own_place),
-        table{numbers, Place::slots(a.shape)},
-        held_x(a.shape, a.x, unit, place, kept),
-        held_dy(a.shape, a.dy, unit, place, kept + a.shape.vectors * blockDim.x * 16) {}
+        set(own_set),
+        position(own_position),
+        table{numbers, Position::slots(a.shape, blockDim.x)},
+        x_vectors(a.shape, a.x, set, position, resident),
+        dy_vectors(a.shape, a.dy, set, position, resident + a.shape.vectors * blockDim.x * 16) {}
 
   __device__ void load(int first, int last) {
-    held_x.load(a.x, first, last);
-    held_dy.load(a.dy, first, last);
+    x_vectors.load(a.x, first, last);
+    dy_vectors.load(a.dy, first, last);
   }
 
-  using Numbers = LoadedScalar<X, C>;
-  __device__ void ask(int number, int channel, Numbers& asked) const {
+  using Loads = LoadedScalar<X, C>;
+  __device__ void issue(int number, int channel, Loads& asked) const {
     if (number == kMean || number == kRstd) {
-      const int64_t group = unit.group(a.shape) + a.shape.per_group.quotient(channel);
+      const int64_t group = set.group(a.shape) + a.shape.per_group.quotient(channel);
       asked.statistic(number == kMean ? a.mean : a.rstd, a.stats, group);
     } else if (number == kWeight || a.formula.silu) {
-      asked.parameter(number == kWeight ? a.formula.weight : a.formula.bias,
-                      unit.channel + channel);
+      asked.parameter(number == kWeight ? a.formula.weight : a.formula.bias, set.channel + channel);
     }
   }
-  __device__ C answer(int number, const Numbers& asked) const {
+  __device__ C value(int number, const Loads& asked) const {
     if (number == kBias) return a.formula.silu ? asked.parameter(a.formula.bias, C{0}) : C{0};
     return number == kWeight ? weight_of(a.formula, asked) : asked.statistic();
   }
@@ -84,30 +85,30 @@ struct GroupBackward {
   template <typename Body>
   __device__ void each(int first, int last, const C (&scale)[kChannels], const Body& body) {
     C mean[kChannels];
-    table.get(kMean, place.slot, mean);
+    table.get(kMean, position.slot, mean);
     const auto run = [&](const auto& activate) {
-      held_x.template each<kLast>(
+      x_vectors.template each<kChannelsLast>(
           first, last,
           [&](int v) {
             C x[W], dz[W];
-            In::unpack(held_x.get(v), x);
-            InDy::unpack(held_dy.get(v), dz);
+            In::unpack(x_vectors.get(v), x);
+            InDy::unpack(dy_vectors.get(v), dz);
 #pragma unroll
             for (int k = 0; k < W; ++k) x[k] -= mean[k % kChannels];
             activate(x, dz);
             body(x, dz);
           },
           [&](int v) {
-            held_x.refill(a.x, v);
-            held_dy.refill(a.dy, v);
+            x_vectors.refill(a.x, v);
+            dy_vectors.refill(a.dy, v);
           });
     };
     // Two loops where the registers suffice.
-    if (kLast && !a.formula.silu) return run([](const C(&)[W], C(&)[W]) {});
+    if (kChannelsLast && !a.formula.silu) return run([](const C(&)[W], C(&)[W]) {});
     C bias[kChannels];
-    table.get(kBias, place.slot, bias);
+    table.get(kBias, position.slot, bias);
     run([&](const C(&x)[W], C(&dz)[W]) {
-      if (!kLast && !a.formula.silu) return;
+      if (!kChannelsLast && !a.formula.silu) return;
 #pragma unroll
       for (int k = 0; k < W; ++k) {
         dz[k] *= Silu::gradient(x[k] * scale[k % kChannels] + bias[k % kChannels]);
@@ -117,8 +118,8 @@ struct GroupBackward {
 
   __device__ void sum(int first, int last, C (&sums)[2][kChannels]) {
     C scale[kChannels], rstd[kChannels];
-    table.get(kRstd, place.slot, rstd);
-    table.get(kWeight, place.slot, scale);
+    table.get(kRstd, position.slot, rstd);
+    table.get(kWeight, position.slot, scale);
 #pragma unroll
     for (int k = 0; k < kChannels; ++k) scale[k] *= rstd[k];
     C products[kChannels] = {};
@@ -129,22 +130,22 @@ struct GroupBackward {
         sums[1][k % kChannels] += dz[k];
       }
     });
-    table.get(kRstd, place.slot, rstd);
+    table.get(kRstd, position.slot, rstd);
 #pragma unroll
     for (int k = 0; k < kChannels; ++k) sums[0][k] += products[k] * rstd[k];
-    held_x.discard_unpacked();
-    held_dy.discard_unpacked();
+    x_vectors.discard_unpacked();
+    dy_vectors.discard_unpacked();
   }
 
   template <typename Body>
-  __device__ void tell(int slot, C, C product, C plain, const Body& body) const {
+  __device__ void contribute(int slot, C, C product, C plain, const Body& body) const {
     const C weight = table.at(kWeight, slot);
     body(product * weight, plain * weight);
   }
-  __device__ bool keeps_sums() const { return a.scratch.dweight_partials != nullptr; }
-  __device__ void keep(int channel, int piece, C product, C plain) const {
-    const int64_t at = (int64_t{unit.sample} * a.shape.pieces.value + piece) * a.shape.channels +
-                       unit.channel + channel;
+  __device__ bool wants_partials() const { return a.scratch.dweight_partials != nullptr; }
+  __device__ void store_partials(int channel, int slice, C product, C plain) const {
+    const int64_t at = (int64_t{set.sample} * a.shape.slices.value + slice) * a.shape.channels +
+                       set.channel + channel;
     reinterpret_cast<C*>(a.scratch.dweight_partials)[at] = product;
     reinterpret_cast<C*>(a.scratch.dbias_partials)[at] = plain;
   }
@@ -166,11 +167,11 @@ struct GroupBackward {
   __device__ void apply() {
     if (a.dx.data == nullptr) return;
     C slope[kChannels], shift[kChannels], scale[kChannels];
-    table.get(kRstd, place.slot, slope);
-    table.get(kWeight, place.slot, shift);
-    table.get(kScale, place.slot, scale);
-    auto to = place.walk(a.shape, a.dx, unit);
-    each(0, place.count, scale, [&](const C(&x)[W], const C(&dz)[W]) {
+    table.get(kRstd, position.slot, slope);
+    table.get(kWeight, position.slot, shift);
+    table.get(kScale, position.slot, scale);
+    auto to = position.in(a.shape, a.dx, set);
+    each(0, position.count, scale, [&](const C(&x)[W], const C(&dz)[W]) {
       C dx[W];
 #pragma unroll
       for (int k = 0; k < W; ++k) {
@@ -183,11 +184,13 @@ struct GroupBackward {
   }
 };
 
-// kRereads: only x is kept.
-template <typename X, typename D, typename C, int W, bool kLast, bool kKeeps, bool kRereads>
-__global__ void __launch_bounds__(group_threads(kKeeps), group_blocks(true, kKeeps))
+// kReloadsDy: only x is resident.
+template <typename X, typename D, typename C, int W, bool kChannelsLast, bool kResident,
+          bool kReloadsDy>
+__global__ void __launch_bounds__(group_threads(kResident), group_blocks(true, kResident))
     group_backward(const __grid_constant__ GroupBackwardArguments a) {
-  run_group<kKeeps, kLast, GroupBackward<X, D, C, W, kLast, kKeeps, kRereads>>(a);
+  run_group<kResident, kChannelsLast,
+            GroupBackward<X, D, C, W, kChannelsLast, kResident, kReloadsDy>>(a);
 }
 
 }  // namespace evenkeel::cuda

@@ -1,7 +1,7 @@
 // Group norm, forward.
 //
-// Values are taken relative to a center near them, one for each slot, so that sums of the first and
-// second power are enough; parts of groups are merged by means.
+// Values are taken relative to a center near them, one for each slot, so that sums of the first and second
+// power are exact enough; parts of groups are merged by Chan's formula.
 #pragma once
 
 #include "cuda/group/pipeline.cuh"
@@ -15,16 +15,16 @@ struct alignas(16) Moments {
   static constexpr int kValues = 4;
   C value[kValues];
 
-  // For each(body), which calls body(number of values, a center near them, the sums of distances from
-  // it and of their squares) for those that a lane knows.
-  template <typename AnyCrew, typename Each>
-  __device__ Moments(const AnyCrew& crew, const Each& each) {
+  // For each(body), which calls body(number of values, a center near them, the sums of distances from it and
+  // of their squares) for those that a lane has.
+  template <typename SubWarp, typename Each>
+  __device__ Moments(const SubWarp& sub_warp, const Each& each) {
     C sums[2] = {};
     each([&](C count, C center, C rest, C) {
       sums[0] += count;
       sums[1] += count * center + rest;
     });
-    crew.sum(sums);
+    sub_warp.sum(sums);
     const C n = sums[0], share = ratio(1, n > 0 ? n : 1), mean = sums[1] * share;
     C rests[2] = {};
     each([&](C count, C center, C rest, C squares) {
@@ -32,7 +32,7 @@ struct alignas(16) Moments {
       rests[0] += rest + count * distance;
       rests[1] += squares + distance * (2 * rest + count * distance);
     });
-    crew.sum(rests);
+    sub_warp.sum(rests);
     const C rest = rests[0] * share;
     value[0] = n;
     value[1] = mean + rest;
@@ -40,16 +40,16 @@ struct alignas(16) Moments {
     value[3] = rests[1] - rests[0] * rest;
   }
   template <typename Body>
-  __device__ void tell(const Body& body) const {
+  __device__ void contribute(const Body& body) const {
     const C rest = value[0] * value[2];
     body(value[0], value[1], rest, value[3] + rest * value[2]);
   }
 };
 
-// Some values, and a center near them: their mean without the least and the greatest, because one that
-// lies far out would take the center with it.
+// A center near some values: their mean without the least and the greatest, because one outlier would move it
+// far away.
 template <typename C>
-struct Sample {
+struct CenterEstimate {
   C sum = 0, least = 0, most = 0;
   int count = 0;
 
@@ -66,108 +66,109 @@ struct Sample {
 };
 
 // kWhole: a thread's channels are all of one group.
-template <typename X, typename Y, typename C, int W, bool kLast, bool kKeeps, bool kWhole>
+template <typename X, typename Y, typename C, int W, bool kChannelsLast, bool kResident,
+          bool kOneGroup>
 struct GroupForward {
   static constexpr int kVectors = group_vectors(false, W, sizeof(X));
   using Compute = C;
   using Part = Moments<C>;
-  using Place = Chunk<kLast, W>;
+  using Position = Chunk<kChannelsLast, W>;
   using In = Access<X, W, C>;
-  static constexpr int kChannels = Place::kChannels, kSums = kWhole ? 1 : kChannels;
+  static constexpr int kChannels = Position::kChannels, kSums = kOneGroup ? 1 : kChannels;
 
   const GroupForwardArguments& a;
-  const Unit& unit;
-  const Place& place;
+  const GroupSet& set;
+  const Position& position;
   // weight, then weight * rstd; bias; the slot's center, then its group's mean. (Or, kDirect, centers,
   // then results of groups; the others stay as they are.)
   enum Number { kWeight, kBias, kMean };
-  static constexpr int kForSums = kLast ? 3 : 2, kForOutputs = 2, kKeptParts = 3;
-  static constexpr bool kSumsNeedNumbers = kLast, kAsksFirst = false;
+  static constexpr int kForSums = kChannelsLast ? 3 : 2, kForOutputs = 2, kResidentParts = 3;
+  static constexpr bool kSumsNeedNumbers = kChannelsLast, kLoadsTableFirst = false;
   const Table<group_numbers(false), kChannels, C> table;
-  Held<In, kVectors, kKeeps> held;
+  ThreadVectors<In, kVectors, kResident> x_vectors;
   C center[kSums];
 
-  __device__ GroupForward(const GroupForwardArguments& arguments, const Unit& own_unit,
-                          const Place& own_place, char* kept, C* numbers)
+  __device__ GroupForward(const GroupForwardArguments& arguments, const GroupSet& own_set,
+                          const Position& own_position, char* resident, C* numbers)
       : a(arguments),
-        unit(own_unit),
-        place(own_place),
-        table{numbers, Place::slots(a.shape)},
-        held(a.shape, a.x, unit, place, kept) {}
+        set(own_set),
+        position(own_position),
+        table{numbers, Position::slots(a.shape, blockDim.x)},
+        x_vectors(a.shape, a.x, set, position, resident) {}
 
-  __device__ void load(int first, int last) { held.load(a.x, first, last); }
+  __device__ void load(int first, int last) { x_vectors.load(a.x, first, last); }
 
-  // Channels last, the values of samples are read on their own while the chunk is on its way.
+  // Channels last, the values for the center are loaded on their own while the chunk is in flight.
   using One = Access<X, 1, C>;
   static constexpr int kPixels = 8;
-  struct Numbers {
+  struct Loads {
     LoadedScalar<X, C> asked;
-    typename One::Raw pixel[kLast ? kPixels : 1];
+    typename One::Raw pixel[kChannelsLast ? kPixels : 1];
   };
-  __device__ void ask(int number, int channel, Numbers& numbers) const {
+  __device__ void issue(int number, int channel, Loads& numbers) const {
     if (number != kMean)
       return numbers.asked.parameter(number == kWeight ? a.formula.weight : a.formula.bias,
-                                     unit.channel + channel);
-    if constexpr (kLast) {
-      if (kWhole) channel -= channel % W;
-      const int64_t first = unit.sample * a.x.outer_stride + unit.channel + channel;
+                                     set.channel + channel);
+    if constexpr (kChannelsLast) {
+      if (kOneGroup) channel -= channel % W;
+      const int64_t first = set.sample * a.x.outer_stride + set.channel + channel;
       const GroupShape& s = a.shape;
-      const int64_t step = s.rows >= kPixels ? 1 : int64_t{s.rows} * s.pieces.value;
+      const int64_t step = s.rows >= kPixels ? 1 : int64_t{s.rows} * s.slices.value;
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
-        const int64_t pixel = place.piece * s.rows + i * step;
-        const int64_t at = pixel < s.spatial ? pixel : place.piece * s.rows;
-        numbers.pixel[i] = One::load(a.x, first + (kWhole ? i % W : 0) + at * a.x.row_stride);
+        const int64_t pixel = position.slice * s.rows + i * step;
+        const int64_t at = pixel < s.spatial ? pixel : position.slice * s.rows;
+        numbers.pixel[i] = One::load(a.x, first + (kOneGroup ? i % W : 0) + at * a.x.row_stride);
       }
     }
   }
-  __device__ C answer(int number, const Numbers& numbers) const {
+  __device__ C value(int number, const Loads& numbers) const {
     if (number == kBias) return numbers.asked.parameter(a.formula.bias, C{0});
     if (number == kWeight) return weight_of(a.formula, numbers.asked);
-    Sample<C> sample;
-    if constexpr (kLast) {
+    CenterEstimate<C> estimate;
+    if constexpr (kChannelsLast) {
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
         C x[1];
         One::unpack(numbers.pixel[i], x);
-        sample.add(x[0]);
+        estimate.add(x[0]);
       }
     }
-    return sample.center();
+    return estimate.center();
   }
   // Calls body(x) for vectors.
   template <typename Body>
   __device__ void each(int first, int last, const Body& body) {
-    held.template each<kLast>(
+    x_vectors.template each<kChannelsLast>(
         first, last,
         [&](int v) {
           C x[W];
-          In::unpack(held.get(v), x);
+          In::unpack(x_vectors.get(v), x);
           body(x);
         },
-        [&](int v) { held.refill(a.x, v); });
+        [&](int v) { x_vectors.refill(a.x, v); });
   }
 
   __device__ void begin_sums() {
-    if constexpr (kWhole) {
-      center[0] = table.at(kMean, place.slot);
-    } else if constexpr (kLast) {
-      table.get(kMean, place.slot, center);
+    if constexpr (kOneGroup) {
+      center[0] = table.at(kMean, position.slot);
+    } else if constexpr (kChannelsLast) {
+      table.get(kMean, position.slot, center);
     } else {
       // Values of the line's first thread.
       constexpr int kFew = W < 8 ? 8 / W : 1;
-      const int few = min(kFew, place.count);
-      Sample<C> sample;
+      const int few = min(kFew, position.count);
+      CenterEstimate<C> estimate;
       each(0, few, [&](const C(&x)[W]) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) sample.add(x[k]);
+        for (int k = 0; k < W; ++k) estimate.add(x[k]);
       });
-      center[0] = __shfl_sync(0xffffffff, sample.center(), 0, 1 << a.shape.log_lanes);
-      if (place.pixel == 0) table.at(kMean, place.slot) = center[0];
+      center[0] = __shfl_sync(0xffffffff, estimate.center(), 0, 1 << a.shape.log_lanes);
+      if (position.pixel == 0) table.at(kMean, position.slot) = center[0];
     }
   }
   __device__ void sum(int first, int last, C (&sums)[2][kSums]) {
-    // Sums, so that additions need not wait for each other.
+    // Several accumulators, so that additions do not wait for each other.
     constexpr int kAtOnce = kSums == 1 && W > 1 ? 2 : kSums;
     C rest[kAtOnce] = {}, squares[kAtOnce] = {};
     each(first, last, [&](const C(&x)[W]) {
@@ -183,15 +184,15 @@ struct GroupForward {
       sums[0][k % kSums] += rest[k];
       sums[1][k % kSums] += squares[k];
     }
-    held.discard_unpacked();
+    x_vectors.discard_unpacked();
   }
 
   template <typename Body>
-  __device__ void tell(int slot, C count, C rest, C squares, const Body& body) const {
+  __device__ void contribute(int slot, C count, C rest, C squares, const Body& body) const {
     body(count, table.at(kMean, slot), rest, squares);
   }
-  __device__ bool keeps_sums() const { return false; }
-  __device__ void keep(int, int, C, C) const {}
+  __device__ bool wants_partials() const { return false; }
+  __device__ void store_partials(int, int, C, C) const {}
 
   __device__ void finish(const Part& part, C (&results)[kGroupResults]) const {
     const C variance = part.value[3] * static_cast<C>(a.formula.inv_n);
@@ -200,7 +201,7 @@ struct GroupForward {
     results[2] = reciprocal_root((variance < 0 ? 0 : variance) + static_cast<C>(a.formula.eps));
   }
   __device__ void publish(int group, const C (&results)[kGroupResults]) const {
-    const int64_t at = unit.group(a.shape) + group;
+    const int64_t at = set.group(a.shape) + group;
     const auto store = [&](char* to, C value) {
       if (to == nullptr) return;
       if constexpr (std::is_same_v<X, RuntimeDtype>) {
@@ -213,8 +214,8 @@ struct GroupForward {
     store(a.rstd, results[2]);
   }
 
-  static constexpr bool kDirect = kWhole;
-  __device__ void leave(int first, const C (&results)[kGroupResults]) const {
+  static constexpr bool kDirect = kOneGroup;
+  __device__ void store_results(int first, const C (&results)[kGroupResults]) const {
 #pragma unroll
     for (int i = 0; i < kGroupResults; ++i) table.at(kMean, first + i) = results[i];
   }
@@ -227,17 +228,17 @@ struct GroupForward {
 
   __device__ void apply() {
     C mean[kChannels], scale[kChannels], shift[kChannels];
-    if constexpr (!kDirect) table.get(kMean, place.slot, mean);
-    table.get(kWeight, place.slot, scale);
-    table.get(kBias, place.slot, shift);
+    if constexpr (!kDirect) table.get(kMean, position.slot, mean);
+    table.get(kWeight, position.slot, scale);
+    table.get(kBias, position.slot, shift);
     if constexpr (kDirect) {
       const auto& per_group = a.shape.per_group;
-      const int in_group =
-          place.channel - per_group.quotient(place.channel) * static_cast<int>(per_group.value);
+      const int in_group = position.channel -
+                           per_group.quotient(position.channel) * static_cast<int>(per_group.value);
       C results[kGroupResults];
 #pragma unroll
       for (int i = 0; i < kGroupResults; ++i)
-        results[i] = table.at(kMean, place.slot - in_group + i);
+        results[i] = table.at(kMean, position.slot - in_group + i);
 #pragma unroll
       for (int k = 0; k < kChannels; ++k) {
         mean[k] = results[0];
@@ -245,9 +246,9 @@ struct GroupForward {
         shift[k] -= results[1] * scale[k];
       }
     }
-    auto to = place.walk(a.shape, a.y, unit);
+    auto to = position.in(a.shape, a.y, set);
     const auto store = [&](const auto& activate) {
-      each(0, place.count, [&](const C(&x)[W]) {
+      each(0, position.count, [&](const C(&x)[W]) {
         C y[W];
 #pragma unroll
         for (int k = 0; k < W; ++k)
@@ -265,10 +266,12 @@ struct GroupForward {
   }
 };
 
-template <typename X, typename Y, typename C, int W, bool kLast, bool kKeeps, bool kWhole>
-__global__ void __launch_bounds__(group_threads(kKeeps), group_blocks(false, kKeeps))
+template <typename X, typename Y, typename C, int W, bool kChannelsLast, bool kResident,
+          bool kOneGroup>
+__global__ void __launch_bounds__(group_threads(kResident), group_blocks(false, kResident))
     group_forward(const __grid_constant__ GroupForwardArguments a) {
-  run_group<kKeeps, kLast, GroupForward<X, Y, C, W, kLast, kKeeps, kWhole>>(a);
+  run_group<kResident, kChannelsLast,
+            GroupForward<X, Y, C, W, kChannelsLast, kResident, kOneGroup>>(a);
 }
 
 }  // namespace evenkeel::cuda

@@ -13,40 +13,40 @@ namespace evenkeel::cuda {
 // X: the type of all big tensors, or RuntimeDtype.
 template <typename X, typename C>
 struct Groups {
-  template <bool kLast, bool kKeeps>
-  static constexpr int kVector = group_vector(kLast, kKeeps, sizeof(X));
+  template <bool kChannelsLast, bool kResident>
+  static constexpr int kVector = group_vector(kChannelsLast, kResident, sizeof(X));
 
-  template <bool kLast, bool kKeeps, bool kWhole = false>
+  template <bool kChannelsLast, bool kResident, bool kOneGroup = false>
   static Kernel& forward() {
-    return kernel<group_forward<X, X, C, kVector<kLast, kKeeps>, kLast, kKeeps, kWhole>>(
-        "group_forward", SharedMemory::kRing);
+    return kernel<group_forward<X, X, C, kVector<kChannelsLast, kResident>, kChannelsLast,
+                                kResident, kOneGroup>>("group_forward", SharedMemory::kRing);
   }
-  template <bool kLast, bool kKeeps, bool kRereads = false>
+  template <bool kChannelsLast, bool kResident, bool kReloadsDy = false>
   static Kernel& backward() {
-    return kernel<group_backward<X, X, C, kVector<kLast, kKeeps>, kLast, kKeeps, kRereads>>(
-        "group_backward", SharedMemory::kRing);
+    return kernel<group_backward<X, X, C, kVector<kChannelsLast, kResident>, kChannelsLast,
+                                 kResident, kReloadsDy>>("group_backward", SharedMemory::kRing);
   }
 
-  // Only vectors are kept (group_tile).
-  template <bool kLast>
+  // Only vectors are resident (group_tile).
+  template <bool kChannelsLast>
   static Kernel& find_forward(const GroupTile& tile) {
     if constexpr (!std::is_same_v<X, RuntimeDtype>) {
-      if (kLast && tile.whole) return forward<kLast, true, kLast>();
-      if (tile.keeps) return forward<kLast, true>();
-      if (tile.vector > 1) return forward<kLast, false>();
+      if (kChannelsLast && tile.one_group) return forward<kChannelsLast, true, kChannelsLast>();
+      if (tile.resident) return forward<kChannelsLast, true>();
+      if (tile.vector > 1) return forward<kChannelsLast, false>();
     }
-    return kernel<group_forward<X, X, C, 1, kLast, false, false>>("group_forward",
-                                                                  SharedMemory::kRing);
+    return kernel<group_forward<X, X, C, 1, kChannelsLast, false, false>>("group_forward",
+                                                                          SharedMemory::kRing);
   }
-  template <bool kLast>
+  template <bool kChannelsLast>
   static Kernel& find_backward(const GroupTile& tile) {
     if constexpr (!std::is_same_v<X, RuntimeDtype>) {
-      if (tile.rereads) return backward<kLast, true, true>();
-      if (tile.keeps) return backward<kLast, true>();
-      if (tile.vector > 1) return backward<kLast, false>();
+      if (tile.reloads_dy) return backward<kChannelsLast, true, true>();
+      if (tile.resident) return backward<kChannelsLast, true>();
+      if (tile.vector > 1) return backward<kChannelsLast, false>();
     }
-    return kernel<group_backward<X, X, C, 1, kLast, false, false>>("group_backward",
-                                                                   SharedMemory::kRing);
+    return kernel<group_backward<X, X, C, 1, kChannelsLast, false, false>>("group_backward",
+                                                                           SharedMemory::kRing);
   }
   static Kernel& find_forward(bool last, const GroupTile& tile) {
     return last ? find_forward<true>(tile) : find_forward<false>(tile);

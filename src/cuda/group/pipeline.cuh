@@ -1,5 +1,5 @@
-// The way of both passes of group norm: from a chunk's sums to the results of its groups, and from
-// these to the outputs; for units that are kept, and for those that are read twice (group/tuning.h).
+// The steps of group norm, the same in both passes: from a chunk's sums to the results of its groups, and from
+// these to the outputs; for sets that are resident, and for those that are read twice (tuning.h).
 #pragma once
 
 #include "cuda/group/sums.cuh"
@@ -7,30 +7,9 @@
 
 namespace evenkeel::cuda {
 
-// What a block does with units that are not kept: chunks in order, first for their sums; each is
-// read again `lag` chunks later. Blocks start in order too, so whoever waits, waits for blocks that
-// have started before it.
-struct Item {
-  int unit, chunk;
-  bool again;
-
-  __device__ Item(const GroupShape& s) {
-    const auto block = static_cast<int>(blockIdx.x), turn = block - s.lag;
-    const int all = s.units * static_cast<int>(s.chunks.value), alternating = 2 * (all - s.lag);
-    again = turn >= alternating || (turn >= 0 && turn % 2 == 0);
-    const int index = turn < 0              ? block
-                      : turn >= alternating ? block - all
-                      : again               ? turn / 2
-                                            : s.lag + turn / 2;
-    unit = s.chunks.quotient(index);
-    chunk = index - unit * static_cast<int>(s.chunks.value);
-    if (again) chunk = static_cast<int>(s.chunks.value) - 1 - chunk;
-  }
-};
-
-// Whether all chunks of the unit have told their sums, this one as the last. One thread's fence is
-// enough for what all wrote before the barrier, or will read after it.
-__device__ inline bool is_last(GroupCounters& counters, int chunks) {
+// Whether all chunks of the set have stored their sums, this one as the last. One thread's fence is enough for
+// what all wrote before the barrier, or will read after it.
+__device__ inline bool is_last_chunk(GroupCounters& counters, int chunks) {
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
@@ -40,13 +19,13 @@ __device__ inline bool is_last(GroupCounters& counters, int chunks) {
   }
   return __syncthreads_or(last);
 }
-__device__ inline void announce(GroupCounters& counters) {
+__device__ inline void signal_ready(GroupCounters& counters) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence();
   atomicExch(&counters.ready, 1);
 }
-__device__ inline void wait_for(GroupCounters& counters) {
+__device__ inline void wait_until_ready(GroupCounters& counters) {
   if (threadIdx.x == 0) {
     while (*static_cast<volatile unsigned*>(&counters.ready) == 0) __nanosleep(64);
     __threadfence();
@@ -54,50 +33,53 @@ __device__ inline void wait_for(GroupCounters& counters) {
   __syncthreads();
 }
 
-// Both passes: the chunk's sums, then those of groups, then the results. Pass knows what they are:
+// Both passes: the chunk's sums, then those of groups, then the results. Pass says what they are:
 //
-//   load(first, last)      reads some vectors of the chunk, perhaps into shared memory
-//   ask(i, channel, numbers), answer(i, numbers)   a number of the table, before and after its way
+//   load(first, last)      loads some vectors of the chunk, perhaps into shared memory
+//   issue(i, channel, loads), value(i, loads)   a number of the table: starts its load, waits for it
 //   begin_sums(), sum(first, last, sums)   of each of the thread's channels, or (kSums = 1) of all
-//   tell(slot, values, its two sums, body)   calls body with what a Part takes
-//   Part(crew, each)       of a group: each(body) calls body for what a lane of the crew knows. All
-//                          lanes get it. tell(body) is for a Part of parts
-//   keep(channel, piece, ...)   a slot's sums, if keeps_sums()
+//   contribute(slot, values, its two sums, body)   calls body with what a Part takes
+//   Part(sub_warp, each)   of a group: each(body) calls body for what a lane of the sub-warp tile has. All
+//                          lanes get it. contribute(body) is for a Part of parts
+//   store_partials(channel, slice, ...)   a slot's sums, if wants_partials()
 //   finish(part, results)  a group's results; publish(group, results) gives them to the caller
 //   complete(slot, results)   a channel's numbers from its group's results; or (kDirect)
-//   leave(slot, results)   a group's results, for those who will use them, at its first slot
+//   store_results(slot, results)   a group's results into the table, at its first slot
 //   apply()                the outputs of the chunk
-template <bool kKeeps, bool kLast, typename Pass, typename Arguments>
+template <bool kResident, bool kChannelsLast, typename Pass, typename Arguments>
 __device__ inline void run_group(const Arguments& arguments) {
   using C = typename Pass::Compute;
   using Part = typename Pass::Part;
-  using Place = typename Pass::Place;
+  using Position = typename Pass::Position;
   const GroupShape& shape = arguments.shape;
   const GroupScratch& scratch = arguments.scratch;
   const Cluster cluster;
-  const Item item(shape);
-  const Unit unit(shape, kKeeps ? cluster.index() : item.unit);
-  const int chunk = kKeeps ? cluster.rank() : item.chunk;
-  // What was read last is still in the cache.
-  const Place place(shape, unit, chunk, !kKeeps && kLast && item.again);
+  const WorkItem item(shape, blockIdx.x);
+  const GroupSet set(shape, kResident ? cluster.index() : item.set);
+  const int chunk = kResident ? cluster.rank() : item.chunk;
+  // What was read last is still in L2, so that it is read first.
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const Position position(shape, set, chunk, thread, threads,
+                          !kResident && kChannelsLast && item.second_pass);
   extern __shared__ __align__(16) char group_memory[];
-  const int slots = Place::slots(shape);
-  const int groups = shape.per_group.quotient(unit.channels);
+  const int slots = Position::slots(shape, threads);
+  const int groups = shape.per_group.quotient(set.channels);
   const auto chunks = static_cast<int>(shape.chunks.value);
-  char* const mail_place = group_memory + (kKeeps ? shape.kept : 0);
-  Mail<Part> mail(mail_place, kKeeps ? chunks : 1, groups);
-  Pass pass(arguments, unit, place, group_memory, reinterpret_cast<C*>(mail_place + shape.mail));
-  // What is kept comes in parts: sums of one are made while the next ones are on their way.
-  constexpr int kParts = kKeeps ? Pass::kKeptParts : 1;
+  char* const exchange_memory = group_memory + (kResident ? shape.resident : 0);
+  GroupExchange<Part> exchange(exchange_memory, kResident ? chunks : 1, groups);
+  Pass pass(arguments, set, position, group_memory,
+            reinterpret_cast<C*>(exchange_memory + shape.exchange));
+  // What is resident arrives in parts: one is summed while the next ones are in flight.
+  constexpr int kParts = kResident ? Pass::kResidentParts : 1;
   const auto end_of = [&](int part) {
-    return part + 1 == kParts ? place.count
-                              : min(max(place.count * (part + 1) / kParts, 2), place.count);
+    return part + 1 == kParts ? position.count
+                              : min(max(position.count * (part + 1) / kParts, 2), position.count);
   };
-  // Calls body(part, first, last). The compiler makes less of two parts in a loop.
+  // Calls body(part, first, last). Two parts in a loop compile to slower code.
   const auto each_part = [&](const auto& body) {
     if constexpr (kParts == 2) {
       body(0, 0, end_of(0));
-      body(1, end_of(0), place.count);
+      body(1, end_of(0), position.count);
     } else {
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
@@ -105,9 +87,9 @@ __device__ inline void run_group(const Arguments& arguments) {
     }
   };
   wait_for_previous_kernel();
-  // Numbers of the table, each by another thread, which asks for it before what is kept, or after the
-  // first part of it: it takes a while to find out where they lie.
-  typename Pass::Numbers numbers;
+  // Numbers of the table, each by another thread, which issues the load before those of the vectors, or after
+  // the first part of them: their addresses take a while to compute.
+  typename Pass::Loads numbers;
   const auto each_number = [&](int first, int last, const auto& body) {
     for (int i = first; i < last; i += blockDim.x) {
       int number = 0, slot = i;
@@ -116,112 +98,117 @@ __device__ inline void run_group(const Arguments& arguments) {
     }
   };
   const auto channel_of = [&](int slot) {
-    return min(place.line_of(shape, chunk, slot).channel, unit.channels - 1);
+    return min(position.line_of(shape, chunk, slot, threads).channel, set.channels - 1);
   };
-  const auto ask = [&](int number, int slot) { pass.ask(number, channel_of(slot), numbers); };
-  const bool sums = kKeeps || !item.again;
-  const auto thread = static_cast<int>(threadIdx.x);
+  const auto issue = [&](int number, int slot) { pass.issue(number, channel_of(slot), numbers); };
+  const bool sums = kResident || !item.second_pass;
   const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
-  const auto ask_first = [&] { each_number(thread, min(last, static_cast<int>(blockDim.x)), ask); };
-  if constexpr (kKeeps && Pass::kAsksFirst) ask_first();
+  const auto load_first = [&] {
+    each_number(thread, min(last, static_cast<int>(blockDim.x)), issue);
+  };
+  if constexpr (kResident && Pass::kLoadsTableFirst) load_first();
   each_part([&](int part, int from, int to) {
     pass.load(from, to);
-    if constexpr (kKeeps) commit_copies();
-    if (kKeeps && !Pass::kAsksFirst && part == 0) ask_first();
+    if constexpr (kResident) commit_copies();
+    if (kResident && !Pass::kLoadsTableFirst && part == 0) load_first();
   });
   each_number(thread, last, [&](int number, int slot) {
-    if (!kKeeps || number * slots + slot != thread) ask(number, slot);
-    pass.table.at(number, slot) = pass.answer(number, numbers);
+    if (!kResident || number * slots + slot != thread) issue(number, slot);
+    pass.table.at(number, slot) = pass.value(number, numbers);
   });
   if constexpr (Pass::kSumsNeedNumbers) __syncthreads();
-  C* const results = reinterpret_cast<C*>(scratch.results) + kGroupResults * unit.group(shape);
-  Part* const parts =  // of units that are not kept
-      reinterpret_cast<Part*>(scratch.parts) + unit.group(shape) * chunks;
+  C* const results = reinterpret_cast<C*>(scratch.results) + kGroupResults * set.group(shape);
+  Part* const parts =  // of sets that are read twice
+      reinterpret_cast<Part*>(scratch.parts) + set.group(shape) * chunks;
 
   if (sums) {
-    constexpr int kStride = Place::kChannels / Pass::kSums;
-    const SlotSums<kLast, kStride, C> slot_sums{pass.table.end(), slots};
+    constexpr int kStride = Position::kChannels / Pass::kSums;
+    const SlotSums<kChannelsLast, kStride, C> slot_sums{pass.table.end(), slots};
     {
       C of_thread[2][Pass::kSums] = {};
       each_part([&](int part, int from, int to) {
-        if constexpr (kKeeps) wait_for_copies(kParts - 1 - part);
+        if constexpr (kResident) wait_for_copies(kParts - 1 - part);
         if (part == 0) pass.begin_sums();
         pass.sum(from, to, of_thread);
       });
-      slot_sums.make(shape, place, of_thread);
+      slot_sums.make(shape, position, of_thread);
     }
-    const int slots_of_group = kLast ? static_cast<int>(shape.per_group.value) / kStride : slots;
+    const int slots_of_group =
+        kChannelsLast ? static_cast<int>(shape.per_group.value) / kStride : slots;
     // From a group's part to the results.
-    const auto conclude = [&](int group, const Part& part, const auto& crew, bool valid) {
+    const auto conclude = [&](int group, const Part& part, const auto& sub_warp, bool valid) {
       C result[kGroupResults];
       pass.finish(part, result);
-      if constexpr (kKeeps) {
-        __syncwarp();  // the crew's other lanes have read the table
-        const auto of_group = place.slots_of(shape, unit, chunk, group);
+      if constexpr (kResident) {
+        __syncwarp();  // the sub-warp tile's other lanes have read the table
+        const auto of_group = position.slots_of(shape, set, chunk, group, threads);
         if constexpr (Pass::kDirect) {
-          if (crew.lane() == 0 && valid) pass.leave(of_group.first, result);
+          if (sub_warp.lane() == 0 && valid) pass.store_results(of_group.first, result);
         } else {
-          for (int slot = of_group.first + crew.lane(); slot < of_group.last && valid;
-               slot += crew.lanes())
+          for (int slot = of_group.first + sub_warp.lane(); slot < of_group.last && valid;
+               slot += sub_warp.lanes())
             pass.complete(slot, result);
         }
       }
-      if (crew.lane() != 0 || !valid) return;
-      if constexpr (!kKeeps) {
+      if (sub_warp.lane() != 0 || !valid) return;
+      if constexpr (!kResident) {
 #pragma unroll
         for (int i = 0; i < kGroupResults; ++i) results[group * kGroupResults + i] = result[i];
       }
-      if (!kKeeps || chunk == 0) pass.publish(group, result);
+      if (!kResident || chunk == 0) pass.publish(group, result);
     };
-    if constexpr (kKeeps) mail.open();
-    // A group that is kept has one crew, for its slots here and its parts from all blocks: who changes
-    // its numbers has used them before.
-    const Crew<Pass::kDirect> of_slots(kKeeps && chunks > 1 ? max(chunks, slots_of_group)
-                                                            : slots_of_group);
+    if constexpr (kResident) exchange.open();
+    // A resident group has one sub-warp tile, for its slots here and its parts from all blocks: the lane that
+    // overwrites a number is the one that used it.
+    const SubWarpTile<Pass::kDirect> of_slots(kResident && chunks > 1 ? max(chunks, slots_of_group)
+                                                                      : slots_of_group);
     of_slots.each(groups, [&](int group, bool valid) {
-      auto of_group = place.slots_of(shape, unit, chunk, group);
+      auto of_group = position.slots_of(shape, set, chunk, group, threads);
       if (!valid) of_group.last = of_group.first;
       const Part part(of_slots, [&](auto body) {
         for (int slot = of_group.first + of_slots.lane() * kStride; slot < of_group.last;
              slot += of_slots.lanes() * kStride) {
-          const int pixels = Place::pixels_of(shape, place.line_of(shape, chunk, slot).piece);
-          pass.tell(slot, static_cast<C>(kStride * pixels), slot_sums.get(0, slot),
-                    slot_sums.get(1, slot), body);
+          const int pixels =
+              Position::pixels_of(shape, position.line_of(shape, chunk, slot, threads).slice);
+          pass.contribute(slot, static_cast<C>(kStride * pixels), slot_sums.get(0, slot),
+                          slot_sums.get(1, slot), body);
         }
       });
       if (chunks == 1) return conclude(group, part, of_slots, valid);
-      if constexpr (kKeeps) {
-        mail.send(chunk, group, part, of_slots, valid);
+      if constexpr (kResident) {
+        exchange.send(chunk, group, part, of_slots, valid);
       } else if (of_slots.lane() == 0 && valid) {
         parts[int64_t{group} * chunks + chunk] = part;
       }
     });
-    if (pass.keeps_sums()) {
+    if (pass.wants_partials()) {
       for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-        const auto line = place.line_of(shape, chunk, slot);
-        if (line.channel < unit.channels)
-          pass.keep(line.channel, line.piece, slot_sums.get(0, slot), slot_sums.get(1, slot));
+        const auto line = position.line_of(shape, chunk, slot, threads);
+        if (line.channel < set.channels)
+          pass.store_partials(line.channel, line.slice, slot_sums.get(0, slot),
+                              slot_sums.get(1, slot));
       }
     }
     if (chunks > 1) {
-      if constexpr (kKeeps) {
-        mail.wait();
-      } else if (!is_last(scratch.counters[unit.index], chunks)) {
+      if constexpr (kResident) {
+        exchange.wait();
+      } else if (!is_last_chunk(scratch.counters[set.index], chunks)) {
         return;
       }
-      const Crew<Pass::kDirect> of_chunks(kKeeps ? max(chunks, slots_of_group) : chunks);
+      const SubWarpTile<Pass::kDirect> of_chunks(kResident ? max(chunks, slots_of_group) : chunks);
       of_chunks.each(groups, [&](int group, bool valid) {
         const Part part(of_chunks, [&](auto body) {
-#pragma unroll(kKeeps ? 1 : 8)
+#pragma unroll(kResident ? 1 : 8)
           for (int i = of_chunks.lane(); i < chunks; i += of_chunks.lanes())
-            (kKeeps ? mail.get(i, group) : parts[int64_t{group} * chunks + i]).tell(body);
+            (kResident ? exchange.get(i, group) : parts[int64_t{group} * chunks + i])
+                .contribute(body);
         });
         conclude(group, part, of_chunks, valid);
       });
     }
-    if constexpr (!kKeeps) return announce(scratch.counters[unit.index]);
+    if constexpr (!kResident) return signal_ready(scratch.counters[set.index]);
   } else {
-    wait_for(scratch.counters[unit.index]);
+    wait_until_ready(scratch.counters[set.index]);
     for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
       pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel_of(slot)));
     }

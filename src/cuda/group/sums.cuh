@@ -1,42 +1,41 @@
-// How the threads of a group norm's chunk, and the blocks of a cluster, add up what they know.
+// How the threads of a group norm's chunk, and the blocks of a cluster, reduce their sums.
 //
 // A thread has two sums for each of its channels, and so has a slot of its chunk: a line (channels
-// first) or a channel's piece (channels last). From the slots of a group comes the group's part of
+// first) or a channel's slice (channels last). From the slots of a group comes the group's part of
 // the chunk, which blocks of a cluster send each other.
 //
-// Every sum is made in an order that the split alone decides.
+// The order of every sum depends on the split only.
 #pragma once
 
-#include "cuda/group/chunk.cuh"
+#include "cuda/group/vectors.cuh"
 #include "cuda/group/tuning.h"
 #include "cuda/primitives/cluster.cuh"
 
 namespace evenkeel::cuda {
 
-// Of numbers of values: exact enough.
+// For counts of values: exact enough.
 __device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
 __device__ inline double ratio(double a, double b) { return a / b; }
 
-// The sums of slots, in shared memory: first those of each bundle, then of all. A bundle is a warp, or
-// a row of threads where that is longer. (Channels first there is one, and a line's threads are in
-// one warp.)
+// The sums of slots, in shared memory: first partial sums, one for each warp, or for each row of threads
+// where that is longer; then their sum. (Channels first there is one, and a line's threads are in one warp.)
 //
 // kStride: slots of which one has the sums of all.
-template <bool kLast, int kStride, typename C>
+template <bool kChannelsLast, int kStride, typename C>
 struct SlotSums {
   C* data;
   int slots;
 
   __device__ C get(int which, int slot) const { return data[which * slots + slot]; }
 
-  // Of the sums of a thread's channels. Ends with a barrier.
+  // Reduces the sums of threads. Ends with a barrier.
   template <int W>
-  __device__ void make(const GroupShape& s, const Chunk<kLast, W>& chunk,
-                       C (&sums)[2][Chunk<kLast, W>::kChannels / kStride]) const {
-    constexpr int kSums = Chunk<kLast, W>::kChannels / kStride;
+  __device__ void make(const GroupShape& s, const Chunk<kChannelsLast, W>& chunk,
+                       C (&sums)[2][Chunk<kChannelsLast, W>::kChannels / kStride]) const {
+    constexpr int kSums = Chunk<kChannelsLast, W>::kChannels / kStride;
     const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int lane = thread % kWarp;
-    if constexpr (kLast) {
+    if constexpr (kChannelsLast) {
       // Lanes with the same channels are `columns` apart. The first of them adds them up.
       const auto columns = static_cast<int>(s.columns.value);
       for (int distance = columns; distance < kWarp; distance *= 2) {
@@ -50,25 +49,25 @@ struct SlotSums {
           }
         }
       }
-      const int bundle = columns <= kWarp ? thread / kWarp : s.columns.quotient(thread);
-      if (columns <= kWarp ? lane < columns : bundle < s.rows) {
+      const int partial_sum = columns <= kWarp ? thread / kWarp : s.columns.quotient(thread);
+      if (columns <= kWarp ? lane < columns : partial_sum < s.rows) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          C* const to = data + (bundle * 2 + i) * slots + chunk.slot;
-          constexpr int kPiece = kSums * sizeof(C) % 16 == 0 ? 16 / sizeof(C) : 1;
-          struct alignas(kPiece * sizeof(C)) Piece {
-            C value[kPiece];
+          C* const to = data + (partial_sum * 2 + i) * slots + chunk.slot;
+          constexpr int kWord = kSums * sizeof(C) % 16 == 0 ? 16 / sizeof(C) : 1;
+          struct alignas(kWord * sizeof(C)) Word {
+            C value[kWord];
           };
 #pragma unroll
-          for (int k = 0; k < kSums; k += kPiece)
-            *reinterpret_cast<Piece*>(to + k) = *reinterpret_cast<const Piece*>(sums[i] + k);
+          for (int k = 0; k < kSums; k += kWord)
+            *reinterpret_cast<Word*>(to + k) = *reinterpret_cast<const Word*>(sums[i] + k);
         }
       }
       __syncthreads();
       for (int i = thread * kStride; i < 2 * slots; i += threads * kStride) {
         C sum = 0;
 #pragma unroll 8
-        for (int b = 0; b < s.bundles; ++b) sum += data[b * 2 * slots + i];
+        for (int b = 0; b < s.partial_sums; ++b) sum += data[b * 2 * slots + i];
         data[i] = sum;
       }
     } else {
@@ -107,13 +106,14 @@ struct Table {
   __device__ C* end() const { return data + round_up(kNumbers * slots, 4); }
 };
 
-// Some of a warp's lanes: a power of two. kFew: so few that it is worth to skip what others would do.
+// A sub-warp tile: a power of two of a warp's lanes. kFew: so few that it pays to skip the shuffles that only
+// larger ones need.
 template <bool kFew>
-struct Crew {
+struct SubWarpTile {
   int log_lanes;
 
-  // One lane for each of `length` things, or a warp.
-  __device__ explicit Crew(int length) { log_lanes = min(5, 32 - __clz(length - 1)); }
+  // One lane for each of `length` items, or a warp.
+  __device__ explicit SubWarpTile(int length) { log_lanes = min(5, 32 - __clz(length - 1)); }
   __device__ int lanes() const { return 1 << log_lanes; }
   __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes() - 1); }
   // Sums over its lanes, for all of them.
@@ -129,26 +129,26 @@ struct Crew {
       }
     }
   }
-  // Calls body(i, valid) for each i < count, one for each crew of the block. Whole warps call it or do
-  // not: a crew without an i of its own has the last one, and is not valid.
+  // Calls body(i, valid) for each i < count, one for each sub-warp tile of the block. Whole warps call it or
+  // do not: a tile without an i of its own has the last one, and is not valid.
   template <typename Body>
   __device__ void each(int count, const Body& body) const {
     const auto thread = static_cast<int>(threadIdx.x);
     const int own = thread >> log_lanes, of_warp = kWarp >> log_lanes;
-    const int first = own & -of_warp, crews = static_cast<int>(blockDim.x) >> log_lanes;
-    for (int away = 0; first + away < count; away += crews)
+    const int first = own & -of_warp, sub_warps = static_cast<int>(blockDim.x) >> log_lanes;
+    for (int away = 0; first + away < count; away += sub_warps)
       body(min(own + away, count - 1), own + away < count);
   }
 };
 
-// Parts that the blocks of a cluster send each other (team.cuh).
+// Parts that the blocks of a cluster send each other (primitives/cluster.cuh).
 template <typename Part>
-class Mail {
+class GroupExchange {
  public:
-  // place: kMailBytes for the barrier, then parts of each block and group.
-  __device__ Mail(char* place, int blocks, int groups)
-      : barrier_(reinterpret_cast<uint64_t*>(place)),
-        parts_(reinterpret_cast<Part*>(place + kMailBytes)),
+  // memory: kGroupBarrierBytes for the mbarrier, then parts of each block and group.
+  __device__ GroupExchange(char* memory, int blocks, int groups)
+      : barrier_(reinterpret_cast<uint64_t*>(memory)),
+        parts_(reinterpret_cast<Part*>(memory + kGroupBarrierBytes)),
         blocks_(blocks),
         groups_(groups) {
 #if __CUDA_ARCH__ >= 900
@@ -169,13 +169,13 @@ class Mail {
       mbarrier::expect(barrier_, blocks_ * groups_ * static_cast<int>(sizeof(Part)));
 #endif
   }
-  // A crew's part to all blocks.
-  template <typename AnyCrew>
-  __device__ void send(int from, int group, const Part& part, const AnyCrew& crew, bool valid) {
+  // A sub-warp tile's part, to all blocks.
+  template <typename SubWarp>
+  __device__ void send(int from, int group, const Part& part, const SubWarp& sub_warp, bool valid) {
 #if __CUDA_ARCH__ >= 900
     if (!valid) return;
     auto* const to = reinterpret_cast<float*>(parts_ + from * groups_ + group);
-    for (int block = crew.lane(); block < blocks_; block += crew.lanes()) {
+    for (int block = sub_warp.lane(); block < blocks_; block += sub_warp.lanes()) {
 #pragma unroll
       for (int v = 0; v < Part::kValues; ++v)
         mbarrier::send(static_cast<float>(part.value[v]), to + v, barrier_, block);

@@ -1,14 +1,14 @@
-// How a group norm is split between threads: plain constexpr functions, as in tuning.h.
+// How a group norm is split between threads: plain constexpr functions, as in row/forward_tuning.h.
 //
-// A unit is a sample's channels of one or several whole groups. Its pixels fall into pieces, and a
-// line is one channel's piece. A block works on a chunk of a unit:
+// A set is a sample's channels of one or several whole groups. Its pixels fall into slices, and a line is one
+// channel's slice. A block works on a chunk of a set:
 //
 //   channels first (NCHW): some lines; `lanes` threads share a line.
-//   channels last (NHWC): a piece of `tile` neighbouring channels, `rows` pixels at a time, of which
-//                         other pieces have the next ones; a thread has a vector of the channels.
+//   channels last (NHWC): a slice of `tile` neighbouring channels, `rows` pixels at a time, of which
+//                         other slices have the next ones; a thread has a vector of the channels.
 //
-// If the shared memory of a cluster of blocks can hold a unit, it is read once. Otherwise chunks are
-// read twice, first for their sums and then, hopefully out of the second cache, for the results.
+// A set is resident if the shared memory of a cluster of blocks can hold it: then it is read once. Otherwise
+// chunks are read twice, first for their sums and then, mostly out of L2, for the results.
 //
 // The split decides the order of sums, so nothing here depends on the number of samples but `lag`.
 // Numbers were measured on an H200 (docs/performance.md).
@@ -22,25 +22,25 @@
 namespace evenkeel::cuda {
 
 inline constexpr int kGroupThreads = 512;
-inline constexpr int kStreamThreads = 256;  // of blocks that keep nothing
+inline constexpr int kTwoPassThreads = 256;  // of blocks that read twice
 inline constexpr int kClearThreads = 256;
 
-// Elements of a vector: 16 bytes. Where a vector has a channel for each element, their numbers take
-// registers, which are scarce in blocks that hold a chunk in registers.
-constexpr int group_vector(bool channels_last, bool keeps, int x_size) {
-  return channels_last && !keeps ? 4 : 16 / x_size;
+// Elements of a vector: 16 bytes. Where a vector has a channel for each element, their numbers take registers,
+// which are scarce in blocks that hold a chunk in registers.
+constexpr int group_vector(bool channels_last, bool resident, int x_size) {
+  return channels_last && !resident ? 4 : 16 / x_size;
 }
 
-// Vectors of each tensor that a thread has in registers at once, if the unit is not kept: 128 bytes in
+// Vectors of each tensor that a thread has in registers at once, if the set is not resident: 128 bytes in
 // all, or 8 single elements. Channels last it may have more vectors than that.
 constexpr int group_vectors(bool backward, int vector, int x_size) {
   return vector == 1 ? 8 : (backward ? 64 : 128) / (vector * x_size);
 }
 
-// The most threads of a block, and the blocks that a multiprocessor shall hold at least, which say
-// how many registers threads have.
-constexpr int group_threads(bool keeps) { return keeps ? kGroupThreads : kStreamThreads; }
-constexpr int group_blocks(bool backward, bool keeps) { return keeps ? 1 : backward ? 3 : 4; }
+// The most threads of a block, and the blocks that an SM shall hold at least, which say how many registers
+// threads have.
+constexpr int group_threads(bool resident) { return resident ? kGroupThreads : kTwoPassThreads; }
+constexpr int group_blocks(bool backward, bool resident) { return resident ? 1 : backward ? 3 : 4; }
 
 struct GroupProblem {
   int64_t channels, spatial, per_group;  // per_group: channels of a group
@@ -52,20 +52,20 @@ struct GroupProblem {
 };
 
 struct GroupTile {
-  bool keeps = false;    // clusters hold units
-  bool rereads = false;  // but not their dy, which is read twice
-  bool whole = false;    // channels last and kept: vectors lie in one group each
-  int vector = 1;        // elements that are loaded at once
-  int vectors = 0;       // of each tensor and thread, at most
+  bool resident = false;    // clusters hold sets in shared memory
+  bool reloads_dy = false;  // but not their dy, which is loaded twice
+  bool one_group = false;   // channels last and resident: vectors lie in one group each
+  int vector = 1;           // elements that are loaded at once
+  int vectors = 0;          // of each tensor and thread, at most
   int threads = 0;
-  int64_t span = 0;   // channels of a unit
-  int64_t piece = 0;  // pixels of a piece, at most
-  int pieces = 0;     // of a plane
-  int chunks = 0;     // of a unit; if it is kept, blocks of its cluster
-  int tile = 0;       // channels last: channels of a chunk
-  int rows = 0;       // channels last: pixels that a block reads side by side
-  int bundles = 0;    // channels last: warps, or rows where these are longer: each has its own sums
-  int lanes = 0;      // channels first: threads of a line
+  int64_t span = 0;      // channels of a set
+  int64_t slice = 0;     // pixels of a slice, at most
+  int slices = 0;        // of a plane
+  int chunks = 0;        // of a set; if it is resident, blocks of its cluster
+  int tile = 0;          // channels last: channels of a chunk
+  int rows = 0;          // channels last: pixels that a block reads at a time
+  int partial_sums = 0;  // channels last: of a slot, one for each warp, or row where that is longer
+  int lanes = 0;         // channels first: threads of a line
 
   bool operator==(const GroupTile&) const = default;
 };
@@ -76,26 +76,26 @@ constexpr int part_values(bool backward) { return backward ? 2 : 4; }
 constexpr int group_numbers(bool backward) { return backward ? 5 : 3; }
 inline constexpr int kGroupResults = 3;
 
-// What a block keeps of its unit: vectors of 16 bytes.
-constexpr int64_t kept_bytes(const GroupProblem& p, const GroupTile& t) {
-  const int tensors = p.backward && !t.rereads ? 2 : 1;
-  return t.keeps ? int64_t{16} * tensors * t.vectors * t.threads : 0;
+// What a block holds of its set: vectors of 16 bytes.
+constexpr int64_t resident_bytes(const GroupProblem& p, const GroupTile& t) {
+  const int tensors = p.backward && !t.reloads_dy ? 2 : 1;
+  return t.resident ? int64_t{16} * tensors * t.vectors * t.threads : 0;
 }
 
-// What blocks of a cluster send each other: a barrier, and parts of groups.
-inline constexpr int kMailBytes = 16;
-constexpr int64_t mail_bytes(const GroupProblem& p, const GroupTile& t) {
-  if (!t.keeps || t.chunks == 1) return 0;
-  return kMailBytes + round_up(int64_t{t.chunks} * ceil_div(t.span, p.per_group) *
-                                   part_values(p.backward) * p.size,
-                               16);
+// What blocks of a cluster send each other: an mbarrier, and parts of groups.
+inline constexpr int kGroupBarrierBytes = 16;
+constexpr int64_t group_exchange_bytes(const GroupProblem& p, const GroupTile& t) {
+  if (!t.resident || t.chunks == 1) return 0;
+  return kGroupBarrierBytes + round_up(int64_t{t.chunks} * ceil_div(t.span, p.per_group) *
+                                           part_values(p.backward) * p.size,
+                                       16);
 }
 
-// Shared memory: what is kept, what is sent, the table of the chunk, and the sums of its slots.
+// Shared memory: vectors, what is sent, the table of the chunk, and the sums of its slots.
 constexpr int64_t group_shared(const GroupProblem& p, const GroupTile& t) {
   const int64_t slots = p.channels_last ? t.tile : t.threads / t.lanes;
-  const int64_t sums = 2 * slots * (p.channels_last ? t.bundles : 1);
-  return kept_bytes(p, t) + mail_bytes(p, t) +
+  const int64_t sums = 2 * slots * (p.channels_last ? t.partial_sums : 1);
+  return resident_bytes(p, t) + group_exchange_bytes(p, t) +
          p.size * (round_up(group_numbers(p.backward) * slots, 4) + sums);
 }
 
@@ -105,24 +105,24 @@ constexpr int pow2_at_least(int64_t n, int most) {
   return result;
 }
 
-// Channels last: chunks of `tile` channels in units of `span`, of at most `threads` threads that have
-// `vectors` each; with more of them where units would have more than `most` chunks.
+// Channels last: chunks of `tile` channels in sets of `span`, of at most `threads` threads that have `vectors`
+// each; with more of them where sets would have more than `most` chunks.
 constexpr bool split_rows(const GroupProblem& p, int64_t span, int64_t tile, int64_t threads,
                           int64_t vectors, int64_t most, GroupTile& t) {
   const int64_t columns = tile / t.vector, tiles = ceil_div(span, tile);
   const int64_t rows = std::min(threads / columns, p.spatial);
   if (rows == 0) return false;
-  const int64_t all = ceil_div(p.spatial, rows);  // pieces of one vector
-  const int64_t pieces = std::min(ceil_div(all, vectors), std::max<int64_t>(most / tiles, 1));
-  t.vectors = static_cast<int>(ceil_div(all, pieces));
-  t.pieces = static_cast<int>(pieces);
+  const int64_t all = ceil_div(p.spatial, rows);  // slices of one vector
+  const int64_t slices = std::min(ceil_div(all, vectors), std::max<int64_t>(most / tiles, 1));
+  t.vectors = static_cast<int>(ceil_div(all, slices));
+  t.slices = static_cast<int>(slices);
   t.span = span;
   t.tile = static_cast<int>(tile);
   t.rows = static_cast<int>(rows);
   t.threads = static_cast<int>(round_up(rows * columns, kWarp));
-  t.piece = rows * t.vectors;
-  t.chunks = static_cast<int>(pieces * tiles);
-  t.bundles = columns <= kWarp ? t.threads / kWarp : t.rows;
+  t.slice = rows * t.vectors;
+  t.chunks = static_cast<int>(slices * tiles);
+  t.partial_sums = columns <= kWarp ? t.threads / kWarp : t.rows;
   return true;
 }
 
@@ -130,7 +130,7 @@ constexpr bool split_rows(const GroupProblem& p, int64_t span, int64_t tile, int
 constexpr bool split_lines(const GroupProblem& p, int64_t threads, int cluster, GroupTile& t) {
   t.span = p.per_group;
   const int64_t vectors = ceil_div(p.spatial, int64_t{t.vector});
-  if (t.keeps) {
+  if (t.resident) {
     // Lines of a size that fills the threads of all blocks.
     const int64_t share = ceil_div(vectors * p.per_group, threads * cluster);
     t.lanes = pow2_at_least(ceil_div(vectors, share), kWarp);
@@ -138,26 +138,27 @@ constexpr bool split_lines(const GroupProblem& p, int64_t threads, int cluster, 
   } else {
     t.lanes = pow2_at_least(ceil_div(vectors, int64_t{t.vectors}), kWarp);
   }
-  t.piece = int64_t{t.lanes} * t.vectors * t.vector;
-  t.pieces = static_cast<int>(ceil_div(p.spatial, t.piece));
-  const int64_t lines = t.span * t.pieces;
-  const int64_t in_block = t.keeps ? ceil_div(lines, cluster) : std::min(lines, threads / t.lanes);
+  t.slice = int64_t{t.lanes} * t.vectors * t.vector;
+  t.slices = static_cast<int>(ceil_div(p.spatial, t.slice));
+  const int64_t lines = t.span * t.slices;
+  const int64_t in_block =
+      t.resident ? ceil_div(lines, cluster) : std::min(lines, threads / t.lanes);
   if (in_block * t.lanes > kGroupThreads) return false;
   t.threads = static_cast<int>(round_up(in_block * t.lanes, kWarp));
   t.chunks = static_cast<int>(ceil_div(lines, t.threads / t.lanes));
   return true;
 }
 
-// Blocks that keep up to a half of the shared memory come in pairs, one of which loads while the
-// other stores.
-inline constexpr int kKeptThreads = 256;
+// Blocks that hold up to a half of the shared memory come in pairs, one of which loads while the other
+// stores.
+inline constexpr int kResidentThreads = 256;
 constexpr int64_t half_of(const DeviceProperties& device) { return device.shared_bytes / 2 - 1024; }
 
 // Bytes of neighbouring channels that a chunk should have at least.
 inline constexpr int64_t kTileBytes = 128;
 inline constexpr int64_t kLeastTileBytes = 64;
 inline constexpr int64_t kSectorBytes = 32;  // that are read from memory at least
-// Threads side by side in a chunk that is read twice, at most.
+// Vectors of a pixel in a chunk that is read twice, at most.
 inline constexpr int64_t kColumns = 16;
 
 constexpr GroupTile group_tile(const GroupProblem& p, const DeviceProperties& device) {
@@ -168,24 +169,24 @@ constexpr GroupTile group_tile(const GroupProblem& p, const DeviceProperties& de
       return tile >= p.channels ||
              (tile * p.x_size >= kLeastTileBytes && tile * p.x_size % kSectorBytes == 0);
     };
-    // Pairs of blocks that keep all; then the smallest clusters; then chunks of equal size, and wide.
+    // Pairs of blocks that hold all; then the smallest clusters; then chunks of equal size, and wide.
     constexpr struct {
-      bool pairs, rereads;
+      bool pairs, reloads_dy;
     } kWays[] = {{true, false}, {true, true}, {false, false}, {false, true}};
     const int64_t widest =
         std::min(round_up(p.channels, base), base * ceil_div(kTileBytes, base * p.x_size));
     int64_t even = widest;
     while (even > 0 && (!is_wide(even) || p.channels % even != 0)) even -= base;
     for (const auto& way : kWays) {
-      if (!p.backward && (way.rereads || !way.pairs)) continue;  // to read x twice is faster
-      const int64_t threads = way.pairs ? kKeptThreads : kGroupThreads;
+      if (!p.backward && (way.reloads_dy || !way.pairs)) continue;  // to read x twice is faster
+      const int64_t threads = way.pairs ? kResidentThreads : kGroupThreads;
       for (int cluster = 1; cluster <= device.cluster_limit;
            cluster += p.channels_last && way.pairs ? 1 : cluster) {
         for (int64_t tile = widest; tile > 0; tile -= base) {
           if (p.channels_last && (!is_wide(tile) || (even > 0 && p.channels % tile != 0))) continue;
-          GroupTile t{.keeps = true,
-                      .rereads = way.rereads,
-                      .whole = p.channels_last && p.per_group % vector == 0,
+          GroupTile t{.resident = true,
+                      .reloads_dy = way.reloads_dy,
+                      .one_group = p.channels_last && p.per_group % vector == 0,
                       .vector = vector};
           if (!(p.channels_last ? split_rows(p, tile, tile, threads, 1, cluster, t)
                                 : split_lines(p, threads, cluster, t)))
@@ -197,15 +198,15 @@ constexpr GroupTile group_tile(const GroupProblem& p, const DeviceProperties& de
     }
   }
   GroupTile t{.vector = p.aligned ? group_vector(p.channels_last, false, p.x_size) : 1};
-  const int64_t threads = kStreamThreads;
+  const int64_t threads = kTwoPassThreads;
   const int vectors = group_vectors(p.backward, t.vector, p.x_size);
   if (!p.channels_last) {
     t.vectors = vectors;
     split_lines(p, threads, 0, t);
     return t;
   }
-  // Chunks of whole groups if they can be; all channels as one unit otherwise. In either case a sample
-  // has no more chunks than run at once.
+  // Chunks of whole groups if they can be; all channels as one set otherwise. In either case a sample has no
+  // more chunks than run at once.
   const int64_t most = int64_t{device.sms} * group_blocks(p.backward, false);
   const int64_t widest = int64_t{kColumns} * t.vector;
   const int64_t base = std::lcm(int64_t{t.vector}, p.per_group);
@@ -220,13 +221,13 @@ constexpr GroupTile group_tile(const GroupProblem& p, const DeviceProperties& de
   return t;
 }
 
-// Chunks that are read for their sums before the first one is read again: those of whole units, and
-// enough to keep the chip busy while the last sums of a unit are made.
-constexpr int64_t group_lag(int64_t units, int64_t chunks, bool channels_last,
+// Chunks that are read for their sums before the first one is read for the second time: those of whole sets,
+// and enough to keep all SMs busy while the last sums of a set are reduced.
+constexpr int64_t group_lag(int64_t sets, int64_t chunks, bool channels_last,
                             const DeviceProperties& device) {
-  const int of_multiprocessor = channels_last ? 4 : 2;
-  const int64_t wanted = (int64_t{device.sms} * of_multiprocessor + chunks / 2) / chunks;
-  return std::min(std::max<int64_t>(wanted, 1), units) * chunks;
+  const int of_sm = channels_last ? 4 : 2;
+  const int64_t wanted = (int64_t{device.sms} * of_sm + chunks / 2) / chunks;
+  return std::min(std::max<int64_t>(wanted, 1), sets) * chunks;
 }
 
 }  // namespace evenkeel::cuda
