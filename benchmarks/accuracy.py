@@ -17,12 +17,13 @@ import sys
 
 import torch
 
-import command
+import checkout  # noqa: F401
 import cpu_contenders
-import ek_ctypes
 import onednn_norm
 import problems
 import rivals
+from evenkeel import _abi
+from evenkeel.bench import command
 
 PROBLEMS = [
     problems.Problem("layer_norm", rows=4096, cols=1024),
@@ -175,7 +176,7 @@ def main():
         )
     libraries, versions = {}, []
     if "evenkeel" not in options.without:
-        library = ek_ctypes.Evenkeel(options.library)
+        library = _abi.Evenkeel(options.library)
         libraries["evenkeel"] = outputs_of_evenkeel(
             library, torch.get_num_threads(), options.backend
         )

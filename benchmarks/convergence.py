@@ -21,13 +21,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import command
-
-sys.path.insert(0, str(command.ROOT))
-
+import checkout  # noqa: F401
 from demo.training import FUSED, LAST_STEPS, STOCK, Settings, prepare, train
-
 from evenkeel import _native
+from evenkeel.bench import command
 from evenkeel.bench.report import machine
 
 DOCUMENT = command.ROOT / "docs" / "convergence.md"

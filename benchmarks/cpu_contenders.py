@@ -13,9 +13,10 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-import ek_ctypes as ek
+import checkout  # noqa: F401
 import native
 import onednn_norm
+from evenkeel import _abi as ek
 from problems import EPS
 
 LIMIT = "limit"

@@ -14,8 +14,9 @@ import time
 import torch
 import torch.nn.functional as F
 
-import command
+import checkout  # noqa: F401
 import evenkeel.torch as ek
+from evenkeel.bench import command
 
 COLUMNS = "date commit machine torch call evenkeel_us torch_us ratio".split()
 ROUNDS, CALLS = 31, 1000

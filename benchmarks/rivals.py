@@ -17,11 +17,11 @@ import statistics
 import subprocess
 import sys
 
-import command
+import checkout  # noqa: F401
 import cpu_contenders
-import measure
 import onednn_norm
 import problems
+from evenkeel.bench import command, measure
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONTENDERS = ("evenkeel", "torch", "onednn", "torch.compile")

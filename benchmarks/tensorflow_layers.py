@@ -21,15 +21,13 @@ import pathlib
 import statistics
 import sys
 
-import command
-import measure
+import checkout
 
 # The package comes from the sources, as in the tests. All libraries come from one build folder, by
 # name the last that has the operators: release before dev.
-sys.path.insert(0, str(command.ROOT / "python"))
 os.environ.setdefault(
     "EVENKEEL_LIBRARY_PATH",
-    str(max(command.ROOT.glob("build/*/layer_norm_fused_op.so"), default=command.ROOT).parent),
+    str(max(checkout.ROOT.glob("build/*/layer_norm_fused_op.so"), default=checkout.ROOT).parent),
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow greets at length otherwise
 
@@ -41,6 +39,7 @@ from rich.table import Table
 import evenkeel.tensorflow as ek
 import tensorflow_report as report
 from evenkeel import _native
+from evenkeel.bench import command, measure
 
 LAYERS, EPSILON = 5, 1e-5
 FIXED, SIZES, QUICK_SIZES = 128, (64, 128, 256, 512, 1024, 2048), (64, 256)

@@ -15,7 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-import command
+import checkout  # noqa: F401
+from evenkeel.bench import command
 
 DOCUMENT = command.ROOT / "docs" / "tensorflow.md"
 NO_FIGURE = "-"

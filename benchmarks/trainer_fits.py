@@ -14,10 +14,7 @@ import typing
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import command
-
-sys.path.insert(0, str(command.ROOT))
-
+import checkout  # noqa: F401
 from demo import training
 
 SEED = 0

@@ -33,10 +33,10 @@ import torch
 from rich import box
 from rich.table import Table
 
-import command
+import checkout  # noqa: F401
 import trainer_fits
 from evenkeel import _native
-from evenkeel.bench import report, steps
+from evenkeel.bench import command, report, steps
 from trainer_fits import LAST_STEPS, Fit, Workload
 
 BOUND = 0.05  # nats; of the mean of the last steps

@@ -4,6 +4,10 @@
 installation can do.
 """
 
-from evenkeel._native import version as _version
 
-__version__ = _version()
+def __getattr__(name):
+    if name == "__version__":  # the library knows it
+        from evenkeel._native import version
+
+        return version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

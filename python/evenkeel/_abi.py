@@ -2,8 +2,8 @@
 
 A ready call has its structs and workspace made once, so that calling it costs one foreign function
 call, which checks and plans as any caller's does. Pointers are plain integers (a tensor's
-data_ptr()); whoever makes a call keeps the memory alive. Nothing of the package is imported here:
-benchmarks/ has a link to this file (ek_ctypes.py) and loads libraries of its own choice.
+data_ptr()); whoever makes a call keeps the memory alive. Nothing of the package is imported here, so that
+benchmarks load libraries of their own choice.
 """
 
 import ctypes

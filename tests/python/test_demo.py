@@ -17,10 +17,9 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
+import convergence
 from demo import __main__ as demo
 from demo import machine, norms, report, training
-
-import convergence
 from evenkeel.bench import lines
 
 TINY = ["--size=tiny", "--steps=20", "--device=cpu"]

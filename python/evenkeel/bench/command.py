@@ -1,7 +1,6 @@
 """What benchmarks share around their measurements: arguments, where and when, the CSV files.
 
-It needs nothing but Python, so that the programs in benchmarks/, which has a link to this file, can
-use it in environments without evenkeel.
+It needs nothing but Python, so that the programs in benchmarks/ can use it in environments without a built evenkeel.
 """
 
 import argparse

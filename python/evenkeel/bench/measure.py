@@ -3,7 +3,7 @@ alike.
 
 Each turn begins with a pause, long enough for the other libraries' waiting threads to go to sleep.
 Then come untimed calls until the contender's own threads are awake and spread over the processors,
-then the timed batch. It needs nothing but Python: benchmarks/ has a link to this file.
+then the timed batch. It needs nothing but Python, for the programs in benchmarks/.
 """
 
 import ctypes

@@ -8,9 +8,10 @@ the normalization, and torch's own operations do what involves the parameters.
 import torch
 import torch.nn.functional as F
 
+from evenkeel._abi import ACTIVATIONS
 from evenkeel.torch.sharding import GROUP_NORM, RMS_NORM
 
-NO_ACTIVATION = 0  # as the internal operators take it: ek_activation
+NO_ACTIVATION = ACTIVATIONS["none"]
 
 
 def register():

@@ -151,7 +151,7 @@ def sizes_of(module):
 # ---- the proof ----
 
 # Results by all that they depend on, with references to what is in there by its id.
-PROVEN = {}
+PROVEN: dict = {}
 
 
 def prove(module):

@@ -8,8 +8,9 @@ placed in another way is redistributed by DTensor.
 
 import torch
 
-# As the internal operators take them: ek_op.
-RMS_NORM, GROUP_NORM = 1, 2
+from evenkeel._abi import OPS
+
+RMS_NORM, GROUP_NORM = OPS["rms_norm"], OPS["group_norm"]
 
 # What becomes of a tensor where x is split: it is split alike, stays whole, or is in terms of a sum.
 SPLIT, WHOLE, TERMS = "split", "whole", "terms"

@@ -1,1 +1,0 @@
-../python/evenkeel/bench/command.py

@@ -1,1 +1,0 @@
-../python/evenkeel/_abi.py
