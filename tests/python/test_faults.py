@@ -298,8 +298,8 @@ def interrupts():
     expected = results()
     c_call = CCall(2)
     for _ in range(5):
-        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
             while True:
                 c_call.run()
                 expect(expected)
