@@ -298,11 +298,8 @@ def print_table(constants, found):
     )
     for name in ("trainer", "mode", "norms (replaced)", "model"):
         table.add_column(name, no_wrap=True)
-    for name in (
-        *("first loss", "unfused", "fused", "change", "resumed"),
-        *("steps/s unfused", "fused", "ratio"),
-    ):
-        table.add_column(name, justify="right")
+    for name in ("first", "loss", "fused", "change", "resumed", "steps/s", "fused", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for result in found.results:
         case, unfused, fused = result.case, result.unfused, result.fused
@@ -318,7 +315,7 @@ def print_table(constants, found):
             style="red" if result.wrong() else "",
         )
     console = report.console()
-    console.width = max(console.width, 170)
+    console.width = max(console.width, 190)  # so that no figure is cut
     console.print(table)
     for title, entries in (("skipped", found.skipped), ("FAILED", found.failed)):
         for case, reason in entries:
