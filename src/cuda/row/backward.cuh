@@ -11,6 +11,7 @@
 #include "cuda/primitives/row_group.cuh"
 #include "cuda/row/gradient.cuh"
 #include "cuda/row/partials.cuh"
+#include "cuda/row/policies.h"
 
 namespace evenkeel::cuda {
 
@@ -44,9 +45,10 @@ class SharedVectors {
 
 // An unaligned row has D equal to X, and its last vector may be cut off. Its dx goes through the slot of x,
 // so that it is written 16 bytes at a time, unless x is read once more meanwhile.
-template <typename X, typename D, BackwardPolicy kPolicy>
-__global__ void __launch_bounds__(kPolicy.block_threads(), 1)
+template <typename X, typename D, int kIndex>
+__global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(), 1)
     rows_backward(const __grid_constant__ BackwardArguments a) {
+  constexpr BackwardPolicy kPolicy = kBackwardPolicy<X, D, kIndex>;
 #if __CUDA_ARCH__ < 900
   if constexpr (kPolicy.scope == Scope::kCluster) return;
 #endif

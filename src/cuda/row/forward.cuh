@@ -12,13 +12,15 @@
 #include "cuda/primitives/row_group.cuh"
 #include "cuda/row/epilogue.cuh"
 #include "cuda/row/moments.cuh"
-#include "cuda/row/policy.h"
+#include "cuda/row/policies.h"
 
 namespace evenkeel::cuda {
 
-template <typename X, typename Y, ForwardPolicy kPolicy>
-__global__ void __launch_bounds__(kPolicy.block_threads(), kPolicy.resident_blocks())
+template <typename X, typename Y, int kIndex>
+__global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
+                                  kForwardPolicy<X, Y, kIndex>.resident_blocks())
     rows_forward(const __grid_constant__ ForwardArguments a) {
+  constexpr ForwardPolicy kPolicy = kForwardPolicy<X, Y, kIndex>;
 #if __CUDA_ARCH__ < 900
   if constexpr (kPolicy.scope == Scope::kCluster) return;
 #endif

@@ -18,36 +18,38 @@ struct RowInstances {
   static constexpr const auto& kForward = forward_policies_of(sizeof(X), sizeof(Y));
   static constexpr const auto& kBackward = backward_policies_of(sizeof(X), sizeof(Y));
 
-  template <ForwardPolicy kPolicy>
+  template <int kIndex>
   static Kernel& forward_instance() {
+    constexpr ForwardPolicy kPolicy = kForwardPolicy<X, Y, kIndex>;
     if constexpr (kPolicy.multi_pass()) {
       return kernel<rows_forward_multi_pass<X, Y, float, kPolicy.aligned ? kPolicy.vector() : 1>>(
           "rows_forward_multi_pass");
     } else {
-      return kernel<rows_forward<X, Y, kPolicy>>("rows_forward", kPolicy.scope == Scope::kCluster
-                                                                     ? SharedMemory::kRing
-                                                                     : SharedMemory::kLittle);
+      return kernel<rows_forward<X, Y, kIndex>>("rows_forward", kPolicy.scope == Scope::kCluster
+                                                                    ? SharedMemory::kRing
+                                                                    : SharedMemory::kLittle);
     }
   }
-  template <BackwardPolicy kPolicy>
+  template <int kIndex>
   static Kernel& backward_instance() {
+    constexpr BackwardPolicy kPolicy = kBackwardPolicy<X, Y, kIndex>;
     if constexpr (kPolicy.multi_pass()) {
       return kernel<rows_backward_multi_pass<X, Y, float, kPolicy.aligned ? kPolicy.vector() : 1>>(
           "rows_backward_multi_pass");
     } else {
-      return kernel<rows_backward<X, Y, kPolicy>>("rows_backward", SharedMemory::kRing);
+      return kernel<rows_backward<X, Y, kIndex>>("rows_backward", SharedMemory::kRing);
     }
   }
 
   using Find = Kernel& (*)();
   template <int... kIndex>
   static Kernel& forward_at(int policy, std::integer_sequence<int, kIndex...>) {
-    static constexpr Find kFind[] = {forward_instance<kForward.entries[kIndex]>...};
+    static constexpr Find kFind[] = {forward_instance<kIndex>...};
     return kFind[policy]();
   }
   template <int... kIndex>
   static Kernel& backward_at(int policy, std::integer_sequence<int, kIndex...>) {
-    static constexpr Find kFind[] = {backward_instance<kBackward.entries[kIndex]>...};
+    static constexpr Find kFind[] = {backward_instance<kIndex>...};
     return kFind[policy]();
   }
 

@@ -127,6 +127,11 @@ constexpr const PolicyList<ForwardPolicy>& forward_policies_of(int x_size, int y
   return y_size == 2 ? kForwardFloatToHalf : kForwardFloatToFloat;
 }
 
+// Kernels have the index of their policy as template argument: nvcc's host code cannot spell a struct.
+template <typename X, typename Y, int kIndex>
+inline constexpr ForwardPolicy kForwardPolicy =
+    forward_policies_of(sizeof(X), sizeof(Y)).entries[kIndex];
+
 // --- Backward
 
 struct BackwardSplit {
@@ -203,5 +208,9 @@ constexpr const PolicyList<BackwardPolicy>& backward_policies_of(int x_size, int
   if (x_size == 2) return dy_size == 2 ? kBackwardHalfFromHalf : kBackwardHalfFromFloat;
   return dy_size == 2 ? kBackwardFloatFromHalf : kBackwardFloatFromFloat;
 }
+
+template <typename X, typename D, int kIndex>
+inline constexpr BackwardPolicy kBackwardPolicy =
+    backward_policies_of(sizeof(X), sizeof(D)).entries[kIndex];
 
 }  // namespace evenkeel::cuda
