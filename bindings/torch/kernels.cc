@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <pthread.h>
 
 #include "evenkeel/evenkeel.h"
 #include "norm.h"
@@ -230,6 +231,11 @@ struct Parameter {
   }
 };
 
+// The threads of torch's OpenMP do not survive a fork, and at::parallel_for waits for them forever;
+// the library's own pool starts over in the child.
+bool forked = false;
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
 void run_tasks(void*, int64_t tasks, void (*task)(void*, int64_t), void* argument) {
   at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) task(argument, i);
@@ -252,7 +258,8 @@ struct Execution {
     if (x.is_cpu()) {
       parallel.threads = at::in_parallel_region() ? 1 : at::get_num_threads();
       parallel.run = run_tasks;
-      execution.parallel = &parallel;
+      execution.threads = parallel.threads;
+      if (!forked) execution.parallel = &parallel;
       return;
     }
     guard.reset_device(x.device());

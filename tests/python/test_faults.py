@@ -116,6 +116,20 @@ def fork_after_calls():
     expect(expected)
 
 
+def fork_after_calls_with_threads():
+    """Other operators of torch would wait for OpenMP's threads forever."""
+    torch.set_num_threads(2)
+    call = make(*CALLS[0])
+    expected = call.ours().numpy()
+
+    def child():
+        assert (call.ours().numpy() == expected).all()
+
+    for _ in range(3):
+        in_a_child(child)
+    child()
+
+
 def fork_while_a_thread_calls():
     torch.set_num_threads(1)
     expected = results()
@@ -318,6 +332,7 @@ def interrupts():
 SCENARIOS = [
     fork_after_import,
     fork_after_calls,
+    fork_after_calls_with_threads,
     fork_while_a_thread_calls,
     fork_with_the_pool,
     data_loader,

@@ -24,7 +24,7 @@ ALLOWED = {
     "cpu": {"std", "include", "core", "highway", "intrinsics"},
     "cuda": {"std", "include", "core", "cuda toolkit"},
     "api": {"std", "include", "core", "reference", "cpu", "cuda"},
-    "bindings/torch": {"std", "include", "torch"},
+    "bindings/torch": {"std", "include", "torch", "threads"},
     "bindings/tensorflow": {"std", "include", "tensorflow"},
     "bindings/jax": {"std", "include", "jax"},
     "examples": {"std", "include"},
