@@ -48,7 +48,7 @@ class CudaDevice : public Device {
 
   std::string name() const override { return properties_.name; }
   int threads() const override { return properties_.multiProcessorCount; }
-  std::string size() const override { return std::to_string(threads()) + " multiprocessors"; }
+  std::string size() const override { return std::to_string(threads()) + " SMs"; }
   std::string target() const override {
     return "sm_" + std::to_string(properties_.major * 10 + properties_.minor);
   }

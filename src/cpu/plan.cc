@@ -18,8 +18,8 @@ constexpr int64_t kShortPlane = 64;
 // Below this many elements a second thread costs more than it brings.
 constexpr int64_t kSerialElements = 16384;
 
-// The last cache of a processor's cores, in bytes; 0 where nobody tells.
-int64_t last_cache() {
+// The last-level cache of a processor's cores, in bytes; 0 where nobody tells.
+int64_t last_level_cache() {
   std::FILE* const file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
   if (file == nullptr) return 0;
   long long kilobytes = 0;
@@ -29,15 +29,15 @@ int64_t last_cache() {
 }
 
 // Made when the library is loaded: see core/parallel.cc.
-const int64_t kLastCache = last_cache();
+const int64_t kLastLevelCache = last_level_cache();
 
 // Results from this size on go past the caches: a plain store would first read what it is about to
-// overwrite. Measured on a Xeon with a last cache of more than 100 MB: at 32 MB streaming takes two
+// overwrite. Measured on a Xeon with a last-level cache of more than 100 MB: at 32 MB streaming takes two
 // thirds of the time, at 16 MB and below the same or more; and on an EPYC that has 32 MB: at 12 MB
 // it takes two thirds, too.
 int64_t stream_bytes() {
   constexpr int64_t kMost = int64_t{24} << 20;
-  return kLastCache == 0 ? kMost : std::min(kMost, kLastCache / 4);
+  return kLastLevelCache == 0 ? kMost : std::min(kMost, kLastLevelCache / 4);
 }
 
 // Rows of pixels are filled up to about this many elements, and strips of them to that many, in not

@@ -38,7 +38,7 @@ struct Rows : Job<In> {
     return std::min(kSlice, plan.length - slice * kSlice);
   }
 
-  // Rows in a batch: as many as stay in the first-level cache, of `tensors` that are read twice.
+  // Rows in a batch: as many as stay in L1, of `tensors` that are read twice.
   int64_t batch(int64_t tensors) const {
     const int64_t row_bytes = plan.length * size_of(call.x.dtype);
     return std::clamp<int64_t>(kBatchBytes / (row_bytes * tensors), 1, kBatch);

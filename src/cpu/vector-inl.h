@@ -288,7 +288,7 @@ struct Any {
   }
 };
 
-// Asks for n elements, to be read or written soon.
+// Prefetches n elements, to be read or written soon.
 template <bool kToWrite = false, class In>
 HWY_INLINE void fetch(In from, int64_t n) {
   const int64_t step = 64 / from.element();
