@@ -11,6 +11,7 @@ float32. The kernels do not. So ONNX's get float32, with casts around them, and 
 
 import math
 import sys
+from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,7 @@ _FORWARD = torch.ops.evenkeel.forward.default
 _PUBLIC = [getattr(torch.ops.evenkeel, name).default for name in OPS]
 
 
-def decompositions():
+def decompositions() -> dict[torch._ops.OpOverload, Callable]:
     """Operator: a function that computes the same by torch's operators.
 
     `program.run_decompositions(decompositions())` leaves a program of torch's operators.

@@ -4,6 +4,7 @@ A model has dozens of equal norms that differ in their numbers only; printed, th
 """
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +37,18 @@ class Skipped(Entry):
 class Report:
     """What became of the norms of a model; print it."""
 
-    def __init__(self, model, replaced, skipped):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        replaced: Iterable[Replacement],
+        skipped: Iterable[Skipped],
+    ) -> None:
         self.model = model
         self.replaced = tuple(replaced)
         self.skipped = tuple(skipped)
         self._fused = [(entry, type(entry.module)) for entry in self.replaced]
 
-    def undo(self):
+    def undo(self) -> None:
         """Gives every module its class back. A second time it does nothing."""
         for entry, fused in self._fused:
             if type(entry.module) not in (fused, entry.original):
@@ -57,7 +63,7 @@ class Report:
             forget_compiled(self.model)
         self._fused = []
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [(e.name, e.original.__name__, e.recipe) for e in self.replaced]
         rows += [(e.name, e.original.__name__, f"skipped: {e.reason}") for e in self.skipped]
         table = [
@@ -71,7 +77,7 @@ class Report:
         ]
         return "\n".join([*lines, f"{len(self.replaced)} replaced, {len(self.skipped)} skipped"])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"<evenkeel.torch.Report: {len(self.replaced)} replaced, {len(self.skipped)} skipped>"
         )

@@ -23,7 +23,20 @@ MIXED = ("amp_fp16", "amp_bf16", "amp")
 PLAIN = ("fp32", "fp16")
 
 
-def fuse(model, *, layer_norm=True, rms_norm=True, group_norm=True, include=None, exclude=None):
+# Modules by name, with wildcards, or by class.
+Selected = str | type | Iterable[str | type]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def fuse(
+    model: torch.nn.Module,
+    *,
+    layer_norm: bool = True,
+    rms_norm: bool = True,
+    group_norm: bool = True,
+    include: Selected | None = None,
+    exclude: Selected | None = None,
+) -> Report:
     """Replaces the norms of `model` in place, and says which: print the result.
 
     layer_norm, rms_norm, group_norm: whether norms of this kind are replaced. include, exclude: one
@@ -35,12 +48,16 @@ def fuse(model, *, layer_norm=True, rms_norm=True, group_norm=True, include=None
     return _operate("fuse", model, kinds, include=include, exclude=exclude, silu=True)
 
 
-def apply_fused_layernorm(model, optimizers=None):
+def apply_fused_layernorm(model: torch.nn.Module, optimizers: Optimizers | None = None) -> Report:
     """`fuse` for layer norms only, by Composer's name. The optimizers are checked, not changed."""
     return _operate("apply_fused_layernorm", model, {"layer_norm": True}, optimizers=optimizers)
 
 
-def apply_low_precision_layernorm(model, precision=None, optimizers=None):
+def apply_low_precision_layernorm(
+    model: torch.nn.Module,
+    precision: object = None,
+    optimizers: Optimizers | None = None,
+) -> Report:
     """`fuse` for layer norms only, by Composer's name: under autocast they return its dtype.
 
     precision: None or one of autocast's, "amp_fp16", "amp_bf16", "amp": what autocast says at run
@@ -51,7 +68,11 @@ def apply_low_precision_layernorm(model, precision=None, optimizers=None):
     )
 
 
-def apply_low_precision_groupnorm(model, precision=None, optimizers=None):
+def apply_low_precision_groupnorm(
+    model: torch.nn.Module,
+    precision: object = None,
+    optimizers: Optimizers | None = None,
+) -> Report:
     """As apply_low_precision_layernorm, for group norms."""
     return _operate(
         "apply_low_precision_groupnorm", model, {"group_norm": True}, precision, optimizers
