@@ -30,7 +30,7 @@ def tree(tmp_path):
     """A source tree with scripts/gpu and stand-ins."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "gpu", tmp_path / "scripts")
-    programs = ["build/gpu/bench/evenkeel-bench"]
+    programs = ["build/gpu/evenkeel-bench"]
     programs += [f"bin/{name}" for name in ("nvidia-smi", "python3", "compute-sanitizer", "cmake")]
     for name in programs:
         path = tmp_path / name
@@ -129,7 +129,7 @@ def test_all_goes_on_after_a_failure(tree):
 
 
 def test_a_gpu_or_a_build_that_is_missing_is_named(tree):
-    (tree / "build/gpu/bench/evenkeel-bench").unlink()
+    (tree / "build/gpu/evenkeel-bench").unlink()
     done, _ = gpu(tree, "test")
     assert done.returncode == 1
     assert "run scripts/gpu build first" in done.stderr
