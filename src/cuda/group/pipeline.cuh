@@ -58,11 +58,10 @@ __device__ inline void run_group(const Arguments& arguments) {
   const GroupSet set(shape, kResident ? cluster.index() : item.set);
   const int chunk = kResident ? cluster.rank() : item.chunk;
   // What was read last is still in L2, so that it is read first.
-  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const Position position(shape, set, chunk, thread, threads,
+  const Position position(shape, set, chunk, threadIdx.x, blockDim.x,
                           !kResident && kChannelsLast && item.second_pass);
   extern __shared__ __align__(16) char group_memory[];
-  const int slots = Position::slots(shape, threads);
+  const int slots = Position::slots(shape, blockDim.x);
   const int groups = shape.per_group.quotient(set.channels);
   const auto chunks = static_cast<int>(shape.chunks.value);
   char* const exchange_memory = group_memory + (kResident ? shape.resident : 0);
@@ -98,10 +97,11 @@ __device__ inline void run_group(const Arguments& arguments) {
     }
   };
   const auto channel_of = [&](int slot) {
-    return min(position.line_of(shape, chunk, slot, threads).channel, set.channels - 1);
+    return min(position.line_of(shape, chunk, slot, blockDim.x).channel, set.channels - 1);
   };
   const auto issue = [&](int number, int slot) { pass.issue(number, channel_of(slot), numbers); };
   const bool sums = kResident || !item.second_pass;
+  const auto thread = static_cast<int>(threadIdx.x);
   const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
   const auto load_first = [&] {
     each_number(thread, min(last, static_cast<int>(blockDim.x)), issue);
@@ -141,7 +141,7 @@ __device__ inline void run_group(const Arguments& arguments) {
       pass.finish(part, result);
       if constexpr (kResident) {
         __syncwarp();  // the sub-warp tile's other lanes have read the table
-        const auto of_group = position.slots_of(shape, set, chunk, group, threads);
+        const auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
         if constexpr (Pass::kDirect) {
           if (sub_warp.lane() == 0 && valid) pass.store_results(of_group.first, result);
         } else {
@@ -163,13 +163,13 @@ __device__ inline void run_group(const Arguments& arguments) {
     const SubWarpTile<Pass::kDirect> of_slots(kResident && chunks > 1 ? max(chunks, slots_of_group)
                                                                       : slots_of_group);
     of_slots.each(groups, [&](int group, bool valid) {
-      auto of_group = position.slots_of(shape, set, chunk, group, threads);
+      auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
       if (!valid) of_group.last = of_group.first;
       const Part part(of_slots, [&](auto body) {
         for (int slot = of_group.first + of_slots.lane() * kStride; slot < of_group.last;
              slot += of_slots.lanes() * kStride) {
           const int pixels =
-              Position::pixels_of(shape, position.line_of(shape, chunk, slot, threads).slice);
+              Position::pixels_of(shape, position.line_of(shape, chunk, slot, blockDim.x).slice);
           pass.contribute(slot, static_cast<C>(kStride * pixels), slot_sums.get(0, slot),
                           slot_sums.get(1, slot), body);
         }
@@ -183,7 +183,7 @@ __device__ inline void run_group(const Arguments& arguments) {
     });
     if (pass.wants_partials()) {
       for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-        const auto line = position.line_of(shape, chunk, slot, threads);
+        const auto line = position.line_of(shape, chunk, slot, blockDim.x);
         if (line.channel < set.channels)
           pass.store_partials(line.channel, line.slice, slot_sums.get(0, slot),
                               slot_sums.get(1, slot));

@@ -6,42 +6,11 @@
 // load, gradient of the epilogue, row sums, column sums, dx, partials.
 #pragma once
 
-#include "cuda/primitives/ring.cuh"
-#include "cuda/primitives/row_access.cuh"
-#include "cuda/primitives/row_group.cuh"
-#include "cuda/row/gradient.cuh"
+#include "cuda/row/backward_load.cuh"
 #include "cuda/row/partials.cuh"
 #include "cuda/row/policies.h"
 
 namespace evenkeel::cuda {
-
-// Vectors of floats in shared memory, for the thread that put them there. Words of 16 bytes of neighbouring
-// threads are neighbours, so that there are no bank conflicts.
-template <int W>
-class SharedVectors {
- public:
-  __device__ SharedVectors(char* at, int thread, int threads)
-      : words_(reinterpret_cast<Word*>(at) + thread), threads_(threads) {}
-
-  __device__ void put(int v, const float (&values)[W]) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      words_[(v * kWords + i) * threads_] = *reinterpret_cast<const Word*>(values + i * kFloats);
-  }
-  __device__ void get(int v, float (&values)[W]) const {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      *reinterpret_cast<Word*>(values + i * kFloats) = words_[(v * kWords + i) * threads_];
-  }
-
- private:
-  static constexpr int kFloats = 4, kWords = W / kFloats;
-  struct alignas(kFloats * sizeof(float)) Word {
-    float value[kFloats];
-  };
-  Word* words_;
-  int threads_;
-};
 
 // An unaligned row has D equal to X, and its last vector may be cut off. Its dx goes through the slot of x,
 // so that it is written 16 bytes at a time, unless x is read once more meanwhile.
@@ -70,7 +39,8 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   const Formula& formula = a.formula;
   RowGroup<kPolicy.group()> group(scratch, a.threads_per_row);
   group.open();
-  const RowPartition<kPolicy.groups_per_warp()> rows(group, a.stride, a.rows, a.cols, a.part_cols);
+  using Rows = RowPartition<kPolicy.groups_per_warp()>;
+  const Rows rows(group, a.stride, a.rows, a.cols, a.part_cols);
   using Own = Columns<kPolicy>;
   const int first = Own::first(group.thread()), step = Own::step(group.size());
   const float inv_n = formula.inv_n;
@@ -85,7 +55,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   const SharedFragment<W * sizeof(X)> x_fragment(slots + first * sizeof(X), step * sizeof(X));
   const SharedFragment<W * sizeof(D)> dy_fragment(slots + x_bytes + first * sizeof(D),
                                                   step * sizeof(D));
-  const auto inside = [&](int v) { return kSpecialized || first + v * step < rows.cols; };
+  const BackwardColumns<kPolicy, Rows> columns{first, step, rows};
 
   wait_for_previous_kernel();
   const bool even = kSpecialized || a.stride.inner == 0;
@@ -102,7 +72,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
     if constexpr (kAligned) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        if (!inside(v)) continue;
+        if (!columns.inside(v)) continue;
         const int at = v * step;
         x_fragment.template copy<kSharesWarp>(v, next_x.at + at * static_cast<int>(sizeof(X)), slot,
                                               mine);
@@ -123,16 +93,9 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
     next_x.move(a.x_step, wraps);
     next_dy.move(a.dy_step, wraps);
   };
-  // Statistics are loaded one step ahead.
   float next_mean = 0, next_rstd = 0;
   int64_t next_row = rows.row;
-  const auto fetch_statistics = [&] {
-    if (next_row >= a.rows) return;
-    if (kMayCenter && (kSpecialized || a.mean != nullptr))
-      next_mean = reinterpret_cast<const float*>(a.mean)[next_row];
-    next_rstd = reinterpret_cast<const float*>(a.rstd)[next_row];
-    next_row += a.stride.step;
-  };
+  const StatisticsFetch<kPolicy> fetch_statistics{a, next_row, next_mean, next_rstd};
   fetch_statistics();
 
   float weight[kWeightInRegisters ? kVectors : 1][W];
@@ -159,60 +122,25 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   RowIterator iterator{in_block};
   Cursor<X> x_at(a.x, rows.row, column);  // of unaligned rows
   Cursor<D> dy_at(a.dy, rows.row, column);
-  struct Row {
-    int slot;
-    int x_offset, dy_offset;  // in it, of unaligned rows
-    bool mine;                // not only of another row group in the warp
-    float mean, rstd;
-    bool wraps;
-  };
   typename In::Raw x_raw[kRowInRegisters ? kVectors : 1];
   typename InDy::Raw dy_raw[kRowInRegisters ? kVectors : 1];
-  const auto load = [&](const Row& row, int v, int to) {
-    if constexpr (kAligned) {
-      x_raw[to] = {}, dy_raw[to] = {};
-      if (!inside(v)) return;
-      x_fragment.get(v, x_raw[to], row.slot);
-      dy_fragment.get(v, dy_raw[to], row.slot);
-    } else {
-      const int at = first + v * step, count = (row.mine ? rows.cols : 0) - at;
-      const char* const x = slots + row.slot + row.x_offset;
-      const char* const dy = slots + row.slot + x_bytes + row.dy_offset;
-      x_raw[to] = In::load_unaligned_shared(x + at * static_cast<int>(sizeof(X)), count);
-      dy_raw[to] = InDy::load_unaligned_shared(dy + at * static_cast<int>(sizeof(D)), count);
-    }
-  };
-  const auto each = [&](const Row& row, auto body) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if constexpr (!kRowInRegisters) load(row, v, 0);
-      float x[W], dy[W], w[W];
-      In::unpack(x_raw[kRowInRegisters ? v : 0], x);
-      InDy::unpack(dy_raw[kRowInRegisters ? v : 0], dy);
-      if constexpr (kWeightInRegisters) {
-#pragma unroll
-        for (int k = 0; k < W; ++k) w[k] = weight[v][k];
-      } else {
-        weights.get(v, w);
-      }
-      const int64_t at = rows.part + min(first + v * step, rows.cols - W);
-      body(Element::template of<kPolicy.terms>(a, at, x, dy, w, row.mean, row.rstd), v);
-    }
-  };
-  const auto store_dx = [&](const Row& row, const float(&sums)[kSums]) {
+  const BackwardTile<X, D, kPolicy, Rows> tile{a,       rows,    first,      step,        slots,
+                                               x_bytes, columns, x_fragment, dy_fragment, x_raw,
+                                               dy_raw,  weight,  weights};
+  const auto store_dx = [&](const BackwardRow& row, const float(&sums)[kSums]) {
     if (a.dx.data == nullptr) return;
     const float from_rstd = -sums[0] * inv_n * row.rstd;
     const float from_mean =
         kMayCenter && (kSpecialized || formula.centers) ? -sums[kSums - 1] * inv_n * row.rstd : 0;
     constexpr bool kThroughSlot = !kAligned && kRowInRegisters;
     if constexpr (kThroughSlot && kScope == Scope::kWarp) group.sync();  // all have read x
-    each(row, [&](const Element& e, int v) {
+    tile.each(row, [&](const Element& e, int v) {
       float dx[W];
 #pragma unroll
       for (int k = 0; k < W; ++k)
         dx[k] = e.g[k] * row.rstd + (kMayCenter ? e.normalized[k] * from_rstd + from_mean
                                                 : e.normalized[k] * from_rstd);
-      if (!row.mine || !inside(v)) return;
+      if (!row.mine || !columns.inside(v)) return;
       const int at = v * step + (kAligned ? 0 : first);
       char* const to =
           (kThroughSlot ? slots + row.slot : dx_at.at) + at * static_cast<int>(sizeof(X));
@@ -229,9 +157,9 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
     dx_at.move(a.dx_step, row.wraps);
   };
 
-  Row last;  // whose dx is to be computed (kPipelined)
+  BackwardRow last;  // whose dx is to be computed (kPipelined)
   for (int i = 0; i < rows.warp_steps; ++i) {
-    Row row{.mine = !kSharesWarp || i < rows.steps, .mean = next_mean, .rstd = next_rstd};
+    BackwardRow row{.mine = !kSharesWarp || i < rows.steps, .mean = next_mean, .rstd = next_rstd};
     fetch_statistics();
     row.slot = ring.arrived();
     row.wraps = !even && iterator.move(a.stride);
@@ -244,25 +172,12 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
     }
     if constexpr (kRowInRegisters) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) load(row, v, v);
+      for (int v = 0; v < kVectors; ++v) tile.load(row, v, v);
       ring.advance(fetch);
     }
 
     float sums[kSums] = {};
-    each(row, [&](const Element& e, int v) {
-      float plain[2] = {}, product[2] = {};
-#pragma unroll
-      for (int k = 0; k < W; ++k) {
-        product[k % 2] += e.g[k] * e.normalized[k];
-        dweight[v * W + k] += e.dz[k] * e.scaled[k];
-        if constexpr (kMayCenter) {
-          plain[k % 2] += e.g[k];
-          dbias[v * W + k] += e.dz[k];
-        }
-      }
-      sums[0] += product[0] + product[1];
-      if constexpr (kMayCenter) sums[1] += plain[0] + plain[1];
-    });
+    tile.each(row, GradientAccumulator<Element, kPolicy>{sums, dweight, dbias});
     group.begin_sum(sums);
     if (!kPipelined || i > 0) {
       group.finish_sum(sums);

@@ -5,7 +5,7 @@
 #include "cuda/primitives/row_group.cuh"
 #include "cuda/row/epilogue.cuh"
 #include "cuda/row/gradient.cuh"
-#include "cuda/row/moments.cuh"
+#include "cuda/row/statistics.cuh"
 #include "cuda/row/tile.h"
 
 namespace evenkeel::cuda {

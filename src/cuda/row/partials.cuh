@@ -1,12 +1,39 @@
-// Column sums of the backward pass on their way out: from the threads of a persistent block to one row of
-// partials, which reduce_partials() (primitives/reduce_partials.cuh) finishes.
+// Row sums and column sums of the backward pass, and the way of the latter out: from the threads of a persistent
+// block to one row of partials, which reduce_partials() (primitives/reduce_partials.cuh) finishes.
 #pragma once
 
 #include "cuda/arguments.h"
 #include "cuda/primitives/async_copy.cuh"
 #include "cuda/primitives/row_group.cuh"
+#include "cuda/row/policy.h"
 
 namespace evenkeel::cuda {
+
+// Adds the gradient of one vector to the sums of its row, and to those of its columns.
+template <typename Element, BackwardPolicy kPolicy>
+struct GradientAccumulator {
+  static constexpr int W = kPolicy.vector(), kElements = kPolicy.elements, kSums = kPolicy.sums();
+  static constexpr bool kMayCenter = !kPolicy.is_rms();
+
+  float (&sums)[kSums];
+  float (&dweight)[kElements];
+  float (&dbias)[kElements];
+
+  __device__ void operator()(const Element& e, int v) const {
+    float plain[2] = {}, product[2] = {};
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      product[k % 2] += e.g[k] * e.normalized[k];
+      dweight[v * W + k] += e.dz[k] * e.scaled[k];
+      if constexpr (kMayCenter) {
+        plain[k % 2] += e.g[k];
+        dbias[v * W + k] += e.dz[k];
+      }
+    }
+    sums[0] += product[0] + product[1];
+    if constexpr (kMayCenter) sums[1] += plain[0] + plain[1];
+  }
+};
 
 // A block's sums of dweight and dbias, as one row of partials. Each row group (of a warp, the first) puts its
 // sums into shared memory, as they lie in its threads, and all threads of the block add them up. `memory`:

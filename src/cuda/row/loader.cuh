@@ -1,0 +1,67 @@
+// How x comes into a forward tile: straight into registers, into shared memory to stay there (clusters), or,
+// unaligned, through shared memory into registers. issue() starts the loads; the kernel waits for them.
+#pragma once
+
+#include "cuda/primitives/row_access.cuh"
+#include "cuda/row/forward_tile.cuh"
+
+namespace evenkeel::cuda {
+
+template <typename X, ForwardPolicy kPolicy>
+struct Loader {
+  using Tile = ForwardTile<X, kPolicy>;
+  using Position = ForwardPosition<kPolicy>;
+  using In = typename Tile::In;
+  using Raw = typename Tile::Raw;
+  using Fragment = typename Tile::Fragment;
+  static constexpr int kSize = sizeof(X), kVectors = kPolicy.vectors();
+
+  // slot: the row group's shared memory, if the row passes through it.
+  template <typename Group>
+  static __device__ void issue(const ForwardArguments& a, const Group& group, const Position& at,
+                               const Cursor<X>& row, const Fragment& fragment, char* slot,
+                               Raw& raw) {
+    if constexpr (kPolicy.resident_in_shared()) {
+      issue_to_shared(at, row, fragment);
+      commit_copies();
+    } else if constexpr (kPolicy.through_shared()) {
+      copy_row(row, a.x, at.end - at.part, slot, group.thread(), group.size());
+      commit_copies();
+    } else {
+      issue_to_registers(a, group, at, raw);
+    }
+  }
+
+ private:
+  static __device__ void issue_to_shared(const Position& at, const Cursor<X>& row,
+                                         const Fragment& fragment) {
+    const char* from = row.at + at.own * kSize;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v, from += at.step * kSize)
+      fragment.template copy<true>(v, from, 0, at.inside(v));
+  }
+  template <typename Group>
+  static __device__ void issue_to_registers(const ForwardArguments& a, const Group& group,
+                                            const Position& at, Raw& raw) {
+    constexpr bool kEvictFirst = kPolicy.evict_first();
+    // Not by way of the cursor: then the compiler would load the second vector first, which costs 7 %.
+    const char* const from = at.address(a.x, kSize);
+    const auto load = [&](auto wanted) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+        raw[v] = In::template load_if<kEvictFirst>(wanted(v), from + at.distance(a.x, v, kSize));
+    };
+    // Of a block's warps all but the last have nothing but columns of the row. Without a condition for each
+    // vector the compiler loads them in order.
+    constexpr int kWarpCols = kWarp * kPolicy.elements;
+    const int warp_end = Columns<kPolicy>::first(group.thread() / kWarp * kWarp) + kWarpCols;
+    if (kPolicy.scope == Scope::kBlock && kPolicy.contiguous() && warp_end <= at.end) {
+      load([](int) { return true; });
+      asm volatile("" ::: "memory");  // or the compiler would merge both branches
+    } else {
+      load([&](int v) { return at.inside(v); });
+    }
+  }
+};
+
+}  // namespace evenkeel::cuda
