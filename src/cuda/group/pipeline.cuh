@@ -2,8 +2,7 @@
 // these to the outputs; for sets that are resident, and for those that are read twice (tuning.h).
 #pragma once
 
-#include "cuda/group/sums.cuh"
-#include "cuda/primitives/parameters.cuh"
+#include "cuda/group/parts.cuh"
 
 namespace evenkeel::cuda {
 
@@ -68,52 +67,28 @@ __device__ inline void run_group(const Arguments& arguments) {
   GroupExchange<Part> exchange(exchange_memory, kResident ? chunks : 1, groups);
   Pass pass(arguments, set, position, group_memory,
             reinterpret_cast<C*>(exchange_memory + shape.exchange));
-  // What is resident arrives in parts: one is summed while the next ones are in flight.
   constexpr int kParts = kResident ? Pass::kResidentParts : 1;
-  const auto end_of = [&](int part) {
-    return part + 1 == kParts ? position.count
-                              : min(max(position.count * (part + 1) / kParts, 2), position.count);
-  };
-  // Calls body(part, first, last). Two parts in a loop compile to slower code.
-  const auto each_part = [&](const auto& body) {
-    if constexpr (kParts == 2) {
-      body(0, 0, end_of(0));
-      body(1, end_of(0), position.count);
-    } else {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        body(part, part == 0 ? 0 : end_of(part - 1), end_of(part));
-    }
-  };
+  const ResidentParts<kParts, Position> in_parts{position};
   wait_for_previous_kernel();
   // Numbers of the table, each by another thread, which issues the load before those of the vectors, or after
   // the first part of them: their addresses take a while to compute.
   typename Pass::Loads numbers;
-  const auto each_number = [&](int first, int last, const auto& body) {
-    for (int i = first; i < last; i += blockDim.x) {
-      int number = 0, slot = i;
-      for (; slot >= slots; slot -= slots) ++number;
-      body(number, slot);
-    }
-  };
-  const auto channel_of = [&](int slot) {
-    return min(position.line_of(shape, chunk, slot, blockDim.x).channel, set.channels - 1);
-  };
-  const auto issue = [&](int number, int slot) { pass.issue(number, channel_of(slot), numbers); };
+  const TableLoad<Pass> table{shape, set, position, chunk, slots, pass, numbers};
   const bool sums = kResident || !item.second_pass;
   const auto thread = static_cast<int>(threadIdx.x);
   const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
   const auto load_first = [&] {
-    each_number(thread, min(last, static_cast<int>(blockDim.x)), issue);
+    table.each(thread, min(last, static_cast<int>(blockDim.x)),
+               [&](int number, int slot) { table.issue(number, slot); });
   };
   if constexpr (kResident && Pass::kLoadsTableFirst) load_first();
-  each_part([&](int part, int from, int to) {
+  in_parts.each([&](int part, int from, int to) {
     pass.load(from, to);
     if constexpr (kResident) commit_copies();
     if (kResident && !Pass::kLoadsTableFirst && part == 0) load_first();
   });
-  each_number(thread, last, [&](int number, int slot) {
-    if (!kResident || number * slots + slot != thread) issue(number, slot);
+  table.each(thread, last, [&](int number, int slot) {
+    if (!kResident || number * slots + slot != thread) table.issue(number, slot);
     pass.table.at(number, slot) = pass.value(number, numbers);
   });
   if constexpr (Pass::kSumsNeedNumbers) __syncthreads();
@@ -126,7 +101,7 @@ __device__ inline void run_group(const Arguments& arguments) {
     const SlotSums<kChannelsLast, kStride, C> slot_sums{pass.table.end(), slots};
     {
       C of_thread[2][Pass::kSums] = {};
-      each_part([&](int part, int from, int to) {
+      in_parts.each([&](int part, int from, int to) {
         if constexpr (kResident) wait_for_copies(kParts - 1 - part);
         if (part == 0) pass.begin_sums();
         pass.sum(from, to, of_thread);
@@ -135,52 +110,12 @@ __device__ inline void run_group(const Arguments& arguments) {
     }
     const int slots_of_group =
         kChannelsLast ? static_cast<int>(shape.per_group.value) / kStride : slots;
-    // From a group's part to the results.
-    const auto conclude = [&](int group, const Part& part, const auto& sub_warp, bool valid) {
-      C result[kGroupResults];
-      pass.finish(part, result);
-      if constexpr (kResident) {
-        __syncwarp();  // the sub-warp tile's other lanes have read the table
-        const auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
-        if constexpr (Pass::kDirect) {
-          if (sub_warp.lane() == 0 && valid) pass.store_results(of_group.first, result);
-        } else {
-          for (int slot = of_group.first + sub_warp.lane(); slot < of_group.last && valid;
-               slot += sub_warp.lanes())
-            pass.complete(slot, result);
-        }
-      }
-      if (sub_warp.lane() != 0 || !valid) return;
-      if constexpr (!kResident) {
-#pragma unroll
-        for (int i = 0; i < kGroupResults; ++i) results[group * kGroupResults + i] = result[i];
-      }
-      if (!kResident || chunk == 0) pass.publish(group, result);
-    };
+    const GroupConclusion<kResident, Pass> conclude{shape, set, position, chunk, pass, results};
+    const SlotReduction<kResident, Pass, SlotSums<kChannelsLast, kStride, C>> reduction{
+        shape, set,      position,  chunk, groups,         chunks,
+        pass,  exchange, slot_sums, parts, slots_of_group, conclude};
     if constexpr (kResident) exchange.open();
-    // A resident group has one sub-warp tile, for its slots here and its parts from all blocks: the lane that
-    // overwrites a number is the one that used it.
-    const SubWarpTile<Pass::kDirect> of_slots(kResident && chunks > 1 ? max(chunks, slots_of_group)
-                                                                      : slots_of_group);
-    of_slots.each(groups, [&](int group, bool valid) {
-      auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
-      if (!valid) of_group.last = of_group.first;
-      const Part part(of_slots, [&](auto body) {
-        for (int slot = of_group.first + of_slots.lane() * kStride; slot < of_group.last;
-             slot += of_slots.lanes() * kStride) {
-          const int pixels =
-              Position::pixels_of(shape, position.line_of(shape, chunk, slot, blockDim.x).slice);
-          pass.contribute(slot, static_cast<C>(kStride * pixels), slot_sums.get(0, slot),
-                          slot_sums.get(1, slot), body);
-        }
-      });
-      if (chunks == 1) return conclude(group, part, of_slots, valid);
-      if constexpr (kResident) {
-        exchange.send(chunk, group, part, of_slots, valid);
-      } else if (of_slots.lane() == 0 && valid) {
-        parts[int64_t{group} * chunks + chunk] = part;
-      }
-    });
+    reduction.run();
     if (pass.wants_partials()) {
       for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
         const auto line = position.line_of(shape, chunk, slot, blockDim.x);
@@ -210,7 +145,8 @@ __device__ inline void run_group(const Arguments& arguments) {
   } else {
     wait_until_ready(scratch.counters[set.index]);
     for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-      pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel_of(slot)));
+      pass.complete(slot,
+                    results + kGroupResults * shape.per_group.quotient(table.channel_of(slot)));
     }
   }
   __syncthreads();

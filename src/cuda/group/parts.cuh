@@ -1,0 +1,148 @@
+// The steps of run_group() (pipeline.cuh) that have a name: vectors in parts, the table, the parts of groups and
+// their results. They refer to its variables, as closures do, instead of owning them: so the machine code is that
+// of one function.
+#pragma once
+
+#include "cuda/group/sums.cuh"
+#include "cuda/primitives/parameters.cuh"
+
+namespace evenkeel::cuda {
+
+// The vectors of a resident chunk arrive in parts: one is summed while the next ones are in flight.
+template <int kParts, typename Position>
+struct ResidentParts {
+  const Position& position;
+
+  __device__ int end_of(int part) const {
+    return part + 1 == kParts ? position.count
+                              : min(max(position.count * (part + 1) / kParts, 2), position.count);
+  }
+  // Calls body(part, first, last). Two parts in a loop compile to slower code.
+  template <typename Body>
+  __device__ void each(const Body& body) const {
+    if constexpr (kParts == 2) {
+      body(0, 0, end_of(0));
+      body(1, end_of(0), position.count);
+    } else {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        body(part, part == 0 ? 0 : end_of(part - 1), end_of(part));
+    }
+  }
+};
+
+// The numbers of a chunk's table, each loaded by another thread.
+template <typename Pass>
+struct TableLoad {
+  using Position = typename Pass::Position;
+  using Loads = typename Pass::Loads;
+
+  const GroupShape& shape;
+  const GroupSet& set;
+  const Position& position;
+  const int &chunk, &slots;
+  const Pass& pass;
+  Loads& loads;
+
+  // Calls body(number, slot) for the thread's entries from `first` on.
+  template <typename Body>
+  __device__ void each(int first, int last, const Body& body) const {
+    for (int i = first; i < last; i += blockDim.x) {
+      int number = 0, slot = i;
+      for (; slot >= slots; slot -= slots) ++number;
+      body(number, slot);
+    }
+  }
+  __device__ int channel_of(int slot) const {
+    return min(position.line_of(shape, chunk, slot, blockDim.x).channel, set.channels - 1);
+  }
+  __device__ void issue(int number, int slot) const { pass.issue(number, channel_of(slot), loads); }
+};
+
+// From a group's part to its results.
+template <bool kResident, typename Pass>
+struct GroupConclusion {
+  using C = typename Pass::Compute;
+  using Part = typename Pass::Part;
+  using Position = typename Pass::Position;
+
+  const GroupShape& shape;
+  const GroupSet& set;
+  const Position& position;
+  const int& chunk;
+  const Pass& pass;
+  C* const& results;
+
+  template <typename SubWarp>
+  __device__ void operator()(int group, const Part& part, const SubWarp& sub_warp,
+                             bool valid) const {
+    C result[kGroupResults];
+    pass.finish(part, result);
+    if constexpr (kResident) {
+      __syncwarp();  // the sub-warp tile's other lanes have read the table
+      const auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
+      if constexpr (Pass::kDirect) {
+        if (sub_warp.lane() == 0 && valid) pass.store_results(of_group.first, result);
+      } else {
+        for (int slot = of_group.first + sub_warp.lane(); slot < of_group.last && valid;
+             slot += sub_warp.lanes())
+          pass.complete(slot, result);
+      }
+    }
+    if (sub_warp.lane() != 0 || !valid) return;
+    if constexpr (!kResident) {
+#pragma unroll
+      for (int i = 0; i < kGroupResults; ++i) results[group * kGroupResults + i] = result[i];
+    }
+    if (!kResident || chunk == 0) pass.publish(group, result);
+  }
+};
+
+// From the sums of a chunk's slots to the parts of its groups: concluded if there is one chunk, else sent to the
+// other blocks, or stored.
+template <bool kResident, typename Pass, typename Sums>
+struct SlotReduction {
+  using C = typename Pass::Compute;
+  using Part = typename Pass::Part;
+  using Position = typename Pass::Position;
+  static constexpr int kStride = Position::kChannels / Pass::kSums;
+
+  const GroupShape& shape;
+  const GroupSet& set;
+  const Position& position;
+  const int &chunk, &groups, &chunks;
+  const Pass& pass;
+  GroupExchange<Part>& exchange;
+  const Sums& slot_sums;
+  Part* const& parts;
+  const int& slots_of_group;
+  const GroupConclusion<kResident, Pass>& conclude;
+
+  __device__ void run() const {
+    // A resident group has one sub-warp tile, for its slots here and its parts from all blocks: the lane that
+    // overwrites a number is the one that used it.
+    const SubWarpTile<Pass::kDirect> of_slots(kResident && chunks > 1 ? max(chunks, slots_of_group)
+                                                                      : slots_of_group);
+    of_slots.each(groups, [&](int group, bool valid) {
+      auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
+      if (!valid) of_group.last = of_group.first;
+      const Part part(of_slots, [&](auto body) {
+        for (int slot = of_group.first + of_slots.lane() * kStride; slot < of_group.last;
+             slot += of_slots.lanes() * kStride) {
+          const int pixels =
+              Position::pixels_of(shape, position.line_of(shape, chunk, slot, blockDim.x).slice);
+          pass.contribute(slot, static_cast<C>(kStride * pixels), slot_sums.get(0, slot),
+                          slot_sums.get(1, slot), body);
+        }
+      });
+      if (chunks == 1) return conclude(group, part, of_slots, valid);
+      if constexpr (kResident) {
+        exchange.send(chunk, group, part, of_slots, valid);
+      } else if (of_slots.lane() == 0 && valid) {
+        parts[int64_t{group} * chunks + chunk] = part;
+      }
+    });
+  }
+};
+
+}  // namespace evenkeel::cuda
