@@ -217,9 +217,9 @@ GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties) 
   plan.shared = group_shared(plan.problem, tile);
   int64_t at = 0;
   const auto reserve = [&](int64_t bytes) {
-    const int64_t place = at;
+    const int64_t offset = at;
     at += round_up(bytes, kWorkspaceAlignment);
-    return place;
+    return offset;
   };
   const int64_t groups = call.outer * call.groups;
   if (!tile.resident) {

@@ -16,9 +16,9 @@ struct GradientSums {
 
   template <typename SubWarp, typename Each>
   __device__ GradientSums(const SubWarp& sub_warp, const Each& each) {
-    each([&](C product, C plain) {
+    each([&](C product, C gradient) {
       value[0] += product;
-      value[1] += plain;
+      value[1] += gradient;
     });
     sub_warp.sum(value);
   }
@@ -67,17 +67,18 @@ struct GroupBackward {
   }
 
   using Loads = LoadedScalar<X, C>;
-  __device__ void issue(int number, int channel, Loads& asked) const {
+  __device__ void issue(int number, int channel, Loads& loaded) const {
     if (number == kMean || number == kRstd) {
       const int64_t group = set.group(a.shape) + a.shape.per_group.quotient(channel);
-      asked.statistic(number == kMean ? a.mean : a.rstd, a.stats, group);
+      loaded.statistic(number == kMean ? a.mean : a.rstd, a.stats, group);
     } else if (number == kWeight || a.formula.silu) {
-      asked.parameter(number == kWeight ? a.formula.weight : a.formula.bias, set.channel + channel);
+      loaded.parameter(number == kWeight ? a.formula.weight : a.formula.bias,
+                       set.channel + channel);
     }
   }
-  __device__ C value(int number, const Loads& asked) const {
-    if (number == kBias) return a.formula.silu ? asked.parameter(a.formula.bias, C{0}) : C{0};
-    return number == kWeight ? weight_of(a.formula, asked) : asked.statistic();
+  __device__ C value(int number, const Loads& loaded) const {
+    if (number == kBias) return a.formula.silu ? loaded.parameter(a.formula.bias, C{0}) : C{0};
+    return number == kWeight ? weight_of(a.formula, loaded) : loaded.statistic();
   }
   __device__ void begin_sums() {}
 
@@ -138,16 +139,16 @@ struct GroupBackward {
   }
 
   template <typename Body>
-  __device__ void contribute(int slot, C, C product, C plain, const Body& body) const {
+  __device__ void contribute(int slot, C, C product, C gradient, const Body& body) const {
     const C weight = table.at(kWeight, slot);
-    body(product * weight, plain * weight);
+    body(product * weight, gradient * weight);
   }
   __device__ bool wants_partials() const { return a.scratch.dweight_partials != nullptr; }
-  __device__ void store_partials(int channel, int slice, C product, C plain) const {
+  __device__ void store_partials(int channel, int slice, C product, C gradient) const {
     const int64_t at = (int64_t{set.sample} * a.shape.slices.value + slice) * a.shape.channels +
                        set.channel + channel;
     reinterpret_cast<C*>(a.scratch.dweight_partials)[at] = product;
-    reinterpret_cast<C*>(a.scratch.dbias_partials)[at] = plain;
+    reinterpret_cast<C*>(a.scratch.dbias_partials)[at] = gradient;
   }
 
   __device__ void finish(const Part& sums, C (&results)[kGroupResults]) const {

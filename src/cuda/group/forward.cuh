@@ -102,13 +102,13 @@ struct GroupForward {
   using One = Access<X, 1, C>;
   static constexpr int kPixels = 8;
   struct Loads {
-    LoadedScalar<X, C> asked;
+    LoadedScalar<X, C> loaded;
     typename One::Raw pixel[kChannelsLast ? kPixels : 1];
   };
   __device__ void issue(int number, int channel, Loads& numbers) const {
     if (number != kMean)
-      return numbers.asked.parameter(number == kWeight ? a.formula.weight : a.formula.bias,
-                                     set.channel + channel);
+      return numbers.loaded.parameter(number == kWeight ? a.formula.weight : a.formula.bias,
+                                      set.channel + channel);
     if constexpr (kChannelsLast) {
       if (kOneGroup) channel -= channel % W;
       const int64_t first = set.sample * a.x.outer_stride + set.channel + channel;
@@ -123,8 +123,8 @@ struct GroupForward {
     }
   }
   __device__ C value(int number, const Loads& numbers) const {
-    if (number == kBias) return numbers.asked.parameter(a.formula.bias, C{0});
-    if (number == kWeight) return weight_of(a.formula, numbers.asked);
+    if (number == kBias) return numbers.loaded.parameter(a.formula.bias, C{0});
+    if (number == kWeight) return weight_of(a.formula, numbers.loaded);
     CenterEstimate<C> estimate;
     if constexpr (kChannelsLast) {
 #pragma unroll

@@ -106,13 +106,13 @@ __device__ inline void backward_row(const BackwardArguments& a, int64_t row,
   };
   C sums[2] = {};
   each([&](const Gradient<X, W, C>& e, int64_t) {
-    C plain = 0, product = 0;
+    C gradient = 0, product = 0;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      plain += e.g[k];
+      gradient += e.g[k];
       product += e.g[k] * e.normalized[k];
     }
-    sums[0] += plain;
+    sums[0] += gradient;
     sums[1] += product;
   });
   group.sum(sums);

@@ -20,18 +20,18 @@ struct GradientAccumulator {
   float (&dbias)[kElements];
 
   __device__ void operator()(const Element& e, int v) const {
-    float plain[2] = {}, product[2] = {};
+    float gradient[2] = {}, product[2] = {};
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       product[k % 2] += e.g[k] * e.normalized[k];
       dweight[v * W + k] += e.dz[k] * e.scaled[k];
       if constexpr (kMayCenter) {
-        plain[k % 2] += e.g[k];
+        gradient[k % 2] += e.g[k];
         dbias[v * W + k] += e.dz[k];
       }
     }
     sums[0] += product[0] + product[1];
-    if constexpr (kMayCenter) sums[1] += plain[0] + plain[1];
+    if constexpr (kMayCenter) sums[1] += gradient[0] + gradient[1];
   }
 };
 
