@@ -23,8 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import checkout  # noqa: F401
 from demo.training import FUSED, LAST_STEPS, STOCK, Settings, prepare, train
-from evenkeel import _native
-from evenkeel.bench import command
+from evenkeel.bench import command, steps
 from evenkeel.bench.report import machine
 
 DOCUMENT = command.ROOT / "docs" / "convergence.md"
@@ -220,13 +219,8 @@ def arguments(words):
         parser.error(
             f"--steps {options.steps}: takes a multiple of {MEAN_OF}, at least {LAST_STEPS}"
         )
-    if options.csv and options.device.type == "cuda":
-        if not torch.cuda.is_available():
-            parser.error(
-                "--device cuda: torch finds no CUDA device (--device cpu --tiny needs none)"
-            )
-        if "cuda" not in _native.backends():
-            parser.error("--device cuda: this build of evenkeel has no CUDA backend")
+    if options.csv and options.device.type == "cuda" and (reason := steps.no_cuda()):
+        parser.error(f"--device cuda: {reason}")
     return options
 
 

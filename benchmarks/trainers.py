@@ -35,7 +35,6 @@ from rich.table import Table
 
 import checkout  # noqa: F401
 import trainer_fits
-from evenkeel import _native
 from evenkeel.bench import command, report, steps
 from trainer_fits import LAST_STEPS, Fit, Workload
 
@@ -385,13 +384,8 @@ def arguments(words):
         parser.error(
             f"--steps {options.steps}: takes a multiple of {MEAN_OF}, at least {2 * LAST_STEPS}"
         )
-    if options.device.type == "cuda":
-        if not torch.cuda.is_available():
-            parser.error(
-                "--device cuda: torch finds no CUDA device (--device cpu --tiny needs none)"
-            )
-        if "cuda" not in _native.backends():
-            parser.error("--device cuda: this build of evenkeel has no CUDA backend")
+    if options.device.type == "cuda" and (reason := steps.no_cuda()):
+        parser.error(f"--device cuda: {reason}")
     return options
 
 

@@ -19,7 +19,6 @@ import torch
 import transformers
 from rich.table import Table
 
-from evenkeel import _native
 from evenkeel.bench import command, models, report, steps
 from evenkeel.bench.report import complain
 
@@ -161,12 +160,8 @@ def check_device(device):
     if device.type != "cuda":
         steps.tame_cpu()
         return
-    if not torch.cuda.is_available():
-        sys.exit(
-            "benchmarks/training.py: torch finds no CUDA device (--device cpu --tiny needs none)"
-        )
-    if "cuda" not in _native.backends():
-        sys.exit("benchmarks/training.py: this build of evenkeel has no CUDA backend")
+    if reason := steps.no_cuda():
+        sys.exit(f"benchmarks/training.py: {reason}")
 
 
 def run(name, mode, options, figures_report):

@@ -19,6 +19,7 @@ import torch
 from rich.table import Table
 
 import evenkeel.torch
+from evenkeel import _native
 from evenkeel.bench import command
 from evenkeel.bench.report import complain, console
 from evenkeel.bench.timing import NO_FIGURE
@@ -55,6 +56,15 @@ def surgery(model, variant):
     finally:
         for item in report.replaced:
             item.module.__class__ = item.original
+
+
+def no_cuda():
+    """Why a CUDA device cannot be measured here; empty if it can."""
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device (--device cpu --tiny needs none)"
+    if "cuda" not in _native.backends():
+        return "this build of evenkeel has no CUDA backend"
+    return ""
 
 
 def tame_cpu():
