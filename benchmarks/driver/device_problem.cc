@@ -21,13 +21,18 @@ DeviceProblem::DeviceProblem(support::Problem& host, Device& device, const char*
       backward_args_(host.backward_args()) {
   using support::Tensor;
   using support::Vector;
-  for (Tensor t : {Tensor::kX, Tensor::kDy, Tensor::kY, Tensor::kDx}) mirror(host.buffer(t));
+  for (Tensor t : {Tensor::kX, Tensor::kDy, Tensor::kY, Tensor::kDx, Tensor::kResidual,
+                   Tensor::kSum, Tensor::kDsum, Tensor::kDresidual}) {
+    mirror(host.buffer(t));
+  }
+  if (host.spec().residual.present) mirror(host.buffer(Tensor::kNormalized));
   for (Vector v : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
                    Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd}) {
     mirror(host.buffer(v));
   }
-  for (ek_tensor* t : {&forward_args_.x, &forward_args_.y, &backward_args_.dy, &backward_args_.x,
-                       &backward_args_.dx}) {
+  for (ek_tensor* t : {&forward_args_.x, &forward_args_.y, &forward_args_.residual,
+                       &forward_args_.sum, &backward_args_.dy, &backward_args_.x,
+                       &backward_args_.dx, &backward_args_.dsum, &backward_args_.dresidual}) {
     t->data = twin(t->data);
   }
   for (ek_vector* v : {&forward_args_.weight, &forward_args_.bias, &backward_args_.weight,
@@ -95,10 +100,11 @@ void DeviceProblem::fetch(void* host) {
 void DeviceProblem::download(bool backward) {
   if (backward) {
     const ek_backward_args& args = host_.backward_args();
-    for (void* output : {args.dx.data, args.dweight.data, args.dbias.data}) fetch(output);
+    for (void* output : {args.dx.data, args.dresidual.data, args.dweight.data, args.dbias.data})
+      fetch(output);
   } else {
     const ek_forward_args& args = host_.forward_args();
-    for (void* output : {args.y.data, args.mean, args.rstd}) fetch(output);
+    for (void* output : {args.y.data, args.sum.data, args.mean, args.rstd}) fetch(output);
   }
 }
 

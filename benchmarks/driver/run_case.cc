@@ -28,13 +28,19 @@ double bytes_of(const Spec& spec, int64_t elements) {
 // Of the big tensors: what the ceiling moves as well.
 double tensor_bytes(const Case& c, bool backward) {
   const int64_t elements = element_count(c);
-  if (!backward) return bytes_of(c.x, elements) + bytes_of(c.y, elements);
-  return bytes_of(c.dy, elements) + bytes_of(c.x, elements) + bytes_of(c.dx, elements);
+  double bytes = 0;
+  const auto add = [&](const support::TensorSpec& spec) { bytes += bytes_of(spec, elements); };
+  if (backward) {
+    for (const auto& spec : {c.dy, normalized(c), c.dsum, c.dx, c.dresidual}) add(spec);
+  } else {
+    for (const auto& spec : {c.x, c.residual, c.sum, c.y}) add(spec);
+  }
+  return bytes;
 }
 
 double moved_bytes(const Case& c, bool backward) {
   const int64_t parameters = parameter_count(c);
-  const double statistic = c.x.dtype == EK_F64 ? 8 : 4;
+  const double statistic = normalized(c).dtype == EK_F64 ? 8 : 4;
   double bytes = tensor_bytes(c, backward) + bytes_of(c.weight, parameters);
   if (backward) {
     bytes += bytes_of(c.dweight, parameters) + bytes_of(c.dbias, parameters);

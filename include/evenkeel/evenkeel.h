@@ -70,7 +70,7 @@ typedef enum ek_device { EK_CPU = 0, EK_CUDA = 1 } ek_device;
  *   group norm   layer norm's formula over each sample's group of channels/groups neighbouring channels and all of
  *                their pixels; weight and bias have one value per channel
  *
- * Arithmetic is done in the compute type: float64 if x, y (or dy, dx), weight or bias is, otherwise float32. */
+ * Arithmetic is done in the compute type: float64 if a big tensor, weight or bias is, otherwise float32. */
 typedef struct ek_problem {
   uint32_t struct_size;
   int32_t op;         /* ek_op */
@@ -121,32 +121,46 @@ typedef struct ek_vector {
 } ek_vector;
 
 /* mean and rstd are dense, one value per row, or per (sample, group); float64 if x is, otherwise float32.
- * y may be exactly x (same address, type and strides); any other overlap is an error. */
+ * y may be exactly x (same address, type and strides); any other overlap is an error.
+ *
+ * Layer norm and RMS norm also take a residual. Then sum = x + residual is what is normalized, and all that is said of x
+ * above (its statistics, its type in casting orders) is said of the sum. It is added in float32, rounded to sum.dtype and
+ * normalized as rounded: y and sum are bit for bit what an addition and a norm of its result give. sum.dtype counts even
+ * where the sum is not stored (sum.data == NULL); it must be EK_F64, and the addition is in float64, where x or residual is.
+ * sum may be exactly x or exactly residual. */
 typedef struct ek_forward_args {
   uint32_t struct_size;
   uint32_t reserved;
   ek_tensor x;
   ek_tensor y;
-  ek_vector weight; /* optional */
-  ek_vector bias;   /* optional */
-  void* mean;       /* optional output; not for RMS norm */
-  void* rstd;       /* optional output */
+  ek_vector weight;   /* optional */
+  ek_vector bias;     /* optional */
+  void* mean;         /* optional output; not for RMS norm */
+  void* rstd;         /* optional output */
+  ek_tensor residual; /* optional; not for group norm */
+  ek_tensor sum;      /* optional output, with a residual */
 } ek_forward_args;
 
-/* Gradients. Any subset of dx, dweight and dbias may be absent (data == NULL), but not all. mean and rstd are those
- * of the forward call. bias is only read when there is an activation. dx may be exactly dy or exactly x. */
+/* Gradients. Any subset of dx, dresidual, dweight and dbias may be absent (data == NULL), but not all. mean and rstd are
+ * those of the forward call. bias is only read when there is an activation.
+ *
+ * With a residual, x is the sum of the forward call. dsum is the gradient that arrives at the sum from elsewhere: it is
+ * added to dx before the one rounding. x and residual of the forward call have the same gradient; dresidual stores it once
+ * more, in a type of its own. dx and dresidual may each be exactly dy, x or dsum. */
 typedef struct ek_backward_args {
   uint32_t struct_size;
   uint32_t reserved;
   ek_tensor dy;
   ek_tensor x;
-  ek_vector weight;  /* optional, as in the forward call */
-  ek_vector bias;    /* optional, as in the forward call */
-  const void* mean;  /* required, but for RMS norm */
-  const void* rstd;  /* required */
-  ek_tensor dx;      /* optional output */
-  ek_vector dweight; /* optional output */
-  ek_vector dbias;   /* optional output */
+  ek_vector weight;    /* optional, as in the forward call */
+  ek_vector bias;      /* optional, as in the forward call */
+  const void* mean;    /* required, but for RMS norm */
+  const void* rstd;    /* required */
+  ek_tensor dx;        /* optional output */
+  ek_vector dweight;   /* optional output */
+  ek_vector dbias;     /* optional output */
+  ek_tensor dsum;      /* optional; not for group norm */
+  ek_tensor dresidual; /* optional output; not for group norm */
 } ek_backward_args;
 
 /* A caller's threads. `run` calls task(argument, i) once for every i in [0, tasks), on any threads, in any order, at
@@ -184,12 +198,12 @@ typedef struct ek_execution {
 #define EK_FORWARD_ARGS_INIT                                                                    \
   {                                                                                             \
     sizeof(ek_forward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
-        NULL, NULL                                                                              \
+        NULL, NULL, EK_TENSOR_INIT, EK_TENSOR_INIT                                              \
   }
-#define EK_BACKWARD_ARGS_INIT                                                                    \
-  {                                                                                              \
-    sizeof(ek_backward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
-        NULL, NULL, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT                               \
+#define EK_BACKWARD_ARGS_INIT                                                                      \
+  {                                                                                                \
+    sizeof(ek_backward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT,   \
+        NULL, NULL, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, EK_TENSOR_INIT, EK_TENSOR_INIT \
   }
 #define EK_PARALLEL_INIT \
   { sizeof(ek_parallel), 1, NULL, NULL }

@@ -96,6 +96,8 @@ struct ForwardArgs {
   Input bias = {};
   Output mean = {};
   Output rstd = {};
+  Input residual = {};
+  Output sum = {};  // its dtype counts even where it is absent
 };
 
 struct BackwardArgs {
@@ -108,6 +110,8 @@ struct BackwardArgs {
   Output dx = {};
   Output dweight = {};
   Output dbias = {};
+  Input dsum = {};
+  Output dresidual = {};
 };
 
 struct Execution : ek_execution {
@@ -199,36 +203,54 @@ inline void need(const char* name, const Array& array, std::int64_t elements) {
                                        " elements; the problem needs " + std::to_string(elements));
 }
 
-inline void need_statistic(const char* name, const Array& array, const Array& x,
-                           std::int64_t elements) {
-  const ek_dtype dtype = x.dtype == EK_F64 ? EK_F64 : EK_F32;
+// of, of_name: what the statistic is of, x or the sum.
+inline void need_statistic(const char* name, const Array& array, const Array& of,
+                           const char* of_name, std::int64_t elements) {
+  const ek_dtype dtype = of.dtype == EK_F64 ? EK_F64 : EK_F32;
   if (array.data != nullptr && array.dtype != dtype) {
-    const char* type =
-        dtype == EK_F64 ? " must be double: x is" : " must be float: x is not double";
-    throw Error(EK_INVALID_ARGUMENT, std::string(name) + type);
+    const bool wide = dtype == EK_F64;
+    throw Error(EK_INVALID_ARGUMENT, std::string(name) +
+                                         (wide ? " must be double: " : " must be float: ") +
+                                         of_name + (wide ? " is" : " is not double"));
   }
   need(name, array, elements);
 }
 
 inline ek_forward_args convert(const ForwardArgs& a) {
-  return {sizeof(ek_forward_args), 0,           a.x.tensor(), a.y.tensor(), a.weight.vector(),
-          a.bias.vector(),         a.mean.data, a.rstd.data};
+  return {
+      sizeof(ek_forward_args), 0,           a.x.tensor(), a.y.tensor(),        a.weight.vector(),
+      a.bias.vector(),         a.mean.data, a.rstd.data,  a.residual.tensor(), a.sum.tensor()};
 }
 
 inline ek_backward_args convert(const BackwardArgs& a) {
-  return {sizeof(ek_backward_args), 0,           a.dy.tensor(), a.x.tensor(),  a.weight.vector(),
-          a.bias.vector(),          a.mean.data, a.rstd.data,   a.dx.tensor(), a.dweight.vector(),
-          a.dbias.vector()};
+  return {sizeof(ek_backward_args),
+          0,
+          a.dy.tensor(),
+          a.x.tensor(),
+          a.weight.vector(),
+          a.bias.vector(),
+          a.mean.data,
+          a.rstd.data,
+          a.dx.tensor(),
+          a.dweight.vector(),
+          a.dbias.vector(),
+          a.dsum.tensor(),
+          a.dresidual.tensor()};
 }
 
 inline void check_arrays(const Problem& problem, const ForwardArgs& a) {
   const Extents extents(problem);
   need("x", a.x, extents.tensor(a.x));
   need("y", a.y, extents.tensor(a.y));
+  need("residual", a.residual, extents.tensor(a.residual));
+  need("sum", a.sum, extents.tensor(a.sum));
   need("weight", a.weight, extents.parameter);
   need("bias", a.bias, extents.parameter);
-  need_statistic("mean", a.mean, a.x, extents.statistic);
-  need_statistic("rstd", a.rstd, a.x, extents.statistic);
+  const bool has_sum = a.residual.data != nullptr;
+  const Array& normalized = has_sum ? static_cast<const Array&>(a.sum) : a.x;
+  const char* const name = has_sum ? "sum" : "x";
+  need_statistic("mean", a.mean, normalized, name, extents.statistic);
+  need_statistic("rstd", a.rstd, normalized, name, extents.statistic);
 }
 
 inline void check_arrays(const Problem& problem, const BackwardArgs& a) {
@@ -237,9 +259,11 @@ inline void check_arrays(const Problem& problem, const BackwardArgs& a) {
   need("x", a.x, extents.tensor(a.x));
   need("weight", a.weight, extents.parameter);
   need("bias", a.bias, extents.parameter);
-  need_statistic("mean", a.mean, a.x, extents.statistic);
-  need_statistic("rstd", a.rstd, a.x, extents.statistic);
+  need_statistic("mean", a.mean, a.x, "x", extents.statistic);
+  need_statistic("rstd", a.rstd, a.x, "x", extents.statistic);
+  need("dsum", a.dsum, extents.tensor(a.dsum));
   need("dx", a.dx, extents.tensor(a.dx));
+  need("dresidual", a.dresidual, extents.tensor(a.dresidual));
   need("dweight", a.dweight, extents.parameter);
   need("dbias", a.dbias, extents.parameter);
 }

@@ -50,6 +50,8 @@ class ForwardArgs(ctypes.Structure):
         ("bias", Vector),
         ("mean", ctypes.c_void_p),
         ("rstd", ctypes.c_void_p),
+        ("residual", Tensor),
+        ("sum", Tensor),
     ]
 
 
@@ -66,6 +68,8 @@ class BackwardArgs(ctypes.Structure):
         ("dx", Tensor),
         ("dweight", Vector),
         ("dbias", Vector),
+        ("dsum", Tensor),
+        ("dresidual", Tensor),
     ]
 
 

@@ -54,7 +54,9 @@ struct Call {
   int64_t groups;    // group norm; 1 otherwise
   int64_t channels;  // parameters: cols or channels
 
-  Tensor x, y, dy, dx;  // y: forward only; dy, dx: backward only
+  Tensor x;
+  Tensor y, residual, sum;         // forward only; sum.dtype counts even where it is not stored
+  Tensor dy, dx, dsum, dresidual;  // backward only
   Vector weight, bias, dweight, dbias;
   char* mean;
   char* rstd;
@@ -70,6 +72,10 @@ struct Call {
 
   bool is_group_norm() const { return op == EK_GROUP_NORM; }
   bool centers() const { return op != EK_RMS_NORM; }
+  // Of what is normalized: x, or the sum. Statistics and casting orders go by it.
+  Dtype normalized() const { return residual ? sum.dtype : x.dtype; }
+  // Whether dx is wanted, in one dtype or another.
+  bool wants_dx() const { return dx || dresidual; }
   int64_t elements() const { return outer * inner * width; }
   // Rows, or (sample, group) pairs: the number of values in mean and rstd.
   int64_t statistics() const { return is_group_norm() ? outer * groups : outer * inner; }

@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "core/error.h"
 #include "core/growth.h"
@@ -309,11 +310,36 @@ ek_status check_parameters(Call& call) {
     return invalid("problem.weight_offset is %g, but without a weight it must be 0",
                    call.weight_offset);
   }
-  call.stats = call.x.dtype == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32;
+  call.stats = call.normalized() == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32;
   const auto is_f64 = [](const auto& operand) { return operand && operand.dtype == Dtype::kF64; };
   const bool wide = is_f64(call.x) || is_f64(call.y) || is_f64(call.dy) || is_f64(call.dx) ||
-                    is_f64(call.weight) || is_f64(call.bias);
+                    is_f64(call.dsum) || is_f64(call.dresidual) || is_f64(call.weight) ||
+                    is_f64(call.bias) || call.stats == Dtype::kF64;
   call.compute = wide ? Dtype::kF64 : Dtype::kF32;
+  return EK_OK;
+}
+
+ek_status refuse_for_group_norm(const char* name, const ek_tensor& given, const Call& call) {
+  if (given.data == nullptr || !call.is_group_norm()) return EK_OK;
+  return invalid("%s is %p, but group norm takes none: it must be NULL", name, given.data);
+}
+
+// residual and sum. Without a residual there is no sum.
+ek_status set_residual(const ek_forward_args& args, Call& call) {
+  EK_TRY(refuse_for_group_norm("residual", args.residual, call));
+  EK_TRY(set_tensor("residual", args.residual, call, call.residual));
+  EK_TRY(set_tensor("sum", args.sum, call, call.sum));
+  if (call.sum && !call.residual) {
+    return invalid("sum is %p, but without a residual there is none: it must be NULL",
+                   args.sum.data);
+  }
+  if (!call.residual || call.sum.dtype == Dtype::kF64) return EK_OK;
+  for (const auto& [name, tensor] : {std::pair{"x", call.x}, {"residual", call.residual}}) {
+    if (tensor.dtype == Dtype::kF64) {
+      return invalid("sum.dtype is %" PRId32 ", but must be EK_F64 (1), because %s.dtype is",
+                     args.sum.dtype, name);
+    }
+  }
   return EK_OK;
 }
 
@@ -343,6 +369,7 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
   EK_TRY(set_execution(execution, call));
   EK_TRY(set_required_tensor("x", args.x, call, call.x));
   EK_TRY(set_required_tensor("y", args.y, call, call.y));
+  EK_TRY(set_residual(args, call));
   EK_TRY(set_vector("weight", args.weight, call.weight));
   EK_TRY(set_vector("bias", args.bias, call.bias));
   if (args.mean != nullptr && !call.centers()) {
@@ -352,10 +379,13 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
   call.rstd = static_cast<char*>(args.rstd);
   EK_TRY(check_parameters(call));
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
-  const Region outputs[] = {region_of("y", call.y, call), region_of("mean", call.mean, stats_bytes),
+  const Region outputs[] = {region_of("y", call.y, call), region_of("sum", call.sum, call),
+                            region_of("mean", call.mean, stats_bytes),
                             region_of("rstd", call.rstd, stats_bytes)};
-  const Region inputs[] = {region_of("x", call.x, call), region_of("weight", call.weight, call),
+  const Region inputs[] = {region_of("x", call.x, call), region_of("residual", call.residual, call),
+                           region_of("weight", call.weight, call),
                            region_of("bias", call.bias, call)};
+  EK_TRY(check_overlap(outputs[0], inputs[1], false, call));  // y, residual
   return check_overlaps(outputs, inputs, call);
 }
 
@@ -371,13 +401,18 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given,
   EK_TRY(set_required_tensor("dy", args.dy, call, call.dy));
   EK_TRY(set_required_tensor("x", args.x, call, call.x));
   EK_TRY(set_tensor("dx", args.dx, call, call.dx));
+  EK_TRY(refuse_for_group_norm("dsum", args.dsum, call));
+  EK_TRY(refuse_for_group_norm("dresidual", args.dresidual, call));
+  EK_TRY(set_tensor("dsum", args.dsum, call, call.dsum));
+  EK_TRY(set_tensor("dresidual", args.dresidual, call, call.dresidual));
   EK_TRY(set_vector("weight", args.weight, call.weight));
   EK_TRY(set_vector("bias", args.bias, call.bias));
   EK_TRY(set_vector("dweight", args.dweight, call.dweight));
   EK_TRY(set_vector("dbias", args.dbias, call.dbias));
-  if (!call.dx && !call.dweight && !call.dbias && call.elements() != 0) {
+  if (!call.wants_dx() && !call.dweight && !call.dbias && call.elements() != 0) {
     return invalid(
-        "dx, dweight and dbias are all NULL, but at least one gradient must be asked for");
+        "dx, dresidual, dweight and dbias are all NULL, but at least one gradient must be asked "
+        "for");
   }
   if (call.centers()) {
     EK_TRY(require("mean", args.mean, call));
@@ -389,15 +424,14 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given,
   call.rstd = const_cast<char*>(static_cast<const char*>(args.rstd));
   EK_TRY(check_parameters(call));
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
-  const Region outputs[] = {region_of("dx", call.dx, call),
-                            region_of("dweight", call.dweight, call),
-                            region_of("dbias", call.dbias, call)};
-  const Region inputs[] = {region_of("dy", call.dy, call),
-                           region_of("x", call.x, call),
-                           region_of("weight", call.weight, call),
-                           region_of("bias", call.bias, call),
-                           region_of("mean", call.mean, stats_bytes),
-                           region_of("rstd", call.rstd, stats_bytes)};
+  const Region outputs[] = {
+      region_of("dx", call.dx, call), region_of("dresidual", call.dresidual, call),
+      region_of("dweight", call.dweight, call), region_of("dbias", call.dbias, call)};
+  const Region inputs[] = {
+      region_of("dy", call.dy, call),           region_of("x", call.x, call),
+      region_of("dsum", call.dsum, call),       region_of("weight", call.weight, call),
+      region_of("bias", call.bias, call),       region_of("mean", call.mean, stats_bytes),
+      region_of("rstd", call.rstd, stats_bytes)};
   return check_overlaps(outputs, inputs, call);
 }
 
@@ -416,6 +450,10 @@ ek_status validate_workspace(const Call& call, size_t needed, const char* name) 
                            region_of("y", call.y, call),
                            region_of("dy", call.dy, call),
                            region_of("dx", call.dx, call),
+                           region_of("residual", call.residual, call),
+                           region_of("sum", call.sum, call),
+                           region_of("dsum", call.dsum, call),
+                           region_of("dresidual", call.dresidual, call),
                            region_of("weight", call.weight, call),
                            region_of("bias", call.bias, call),
                            region_of("dweight", call.dweight, call),

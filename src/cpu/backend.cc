@@ -104,6 +104,10 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
         kChoice.wanted);
     return false;
   }
+  if (call.residual || call.dsum || call.dresidual) {
+    note.set("a residual is only known to the reference backend");
+    return false;
+  }
   const Plan plan = make_plan(call);
   result.set(plan, plan.total);
   return true;

@@ -53,7 +53,14 @@ double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
 // The normalized value that the weight is applied to.
 double cast(const Call& call, double normalized) {
-  return call.casting == EK_CASTING_LLAMA ? round_to(call.x.dtype, normalized) : normalized;
+  return call.casting == EK_CASTING_LLAMA ? round_to(call.normalized(), normalized) : normalized;
+}
+
+// What is normalized: x, or the rounded sum.
+double input(const Call& call, const Element& e) {
+  if (!call.residual) return e.of(call.x);
+  const double sum = e.of(call.x) + e.of(call.residual);
+  return call.sum.dtype == Dtype::kF64 ? sum : round_to(call.sum.dtype, round_to(Dtype::kF32, sum));
 }
 
 ek_status forward(const Call& call) {
@@ -61,20 +68,22 @@ ek_status forward(const Call& call) {
   for (int64_t unit = 0; unit < call.statistics(); ++unit) {
     double mean = 0;
     if (call.centers()) {
-      for (int64_t k = 0; k < length; ++k) mean += element(call, unit, k).of(call.x);
+      for (int64_t k = 0; k < length; ++k) mean += input(call, element(call, unit, k));
       mean /= static_cast<double>(length);
     }
     double variance = 0;
     for (int64_t k = 0; k < length; ++k) {
-      const double centered = element(call, unit, k).of(call.x) - mean;
+      const double centered = input(call, element(call, unit, k)) - mean;
       variance += centered * centered;
     }
     variance /= static_cast<double>(length);
     const double rstd = 1 / std::sqrt(variance + call.eps);
     for (int64_t k = 0; k < length; ++k) {
       const Element e = element(call, unit, k);
-      const double normalized = cast(call, (e.of(call.x) - mean) * rstd);
+      const double value = input(call, e);
+      const double normalized = cast(call, (value - mean) * rstd);
       const double z = normalized * weight_of(call, e) + bias_of(call, e);
+      if (call.sum) e.set(call.sum, value);  // over x or residual, perhaps
       e.set(call.y, call.activation == EK_ACTIVATION_SILU ? z * sigmoid(z) : z);
     }
     if (call.mean != nullptr) store_scalar(call.mean, call.stats, unit, mean);
@@ -112,14 +121,18 @@ ek_status backward(const Call& call) {
       accumulate(0, e.parameter, dz * cast(call, normalized));
       accumulate(1, e.parameter, dz);
     }
-    if (!call.dx) continue;
+    if (!call.wants_dx()) continue;
     const double mean_gradient = call.centers() ? sum / static_cast<double>(length) : 0;
     const double mean_product = sum_normalized / static_cast<double>(length);
     for (int64_t k = 0; k < length; ++k) {
       const Element e = element(call, unit, k);
       const double normalized = (e.of(call.x) - mean) * rstd;
       const double dz = gradient(e, normalized);
-      e.set(call.dx, rstd * (dz * weight_of(call, e) - mean_gradient - normalized * mean_product));
+      const double own =
+          rstd * (dz * weight_of(call, e) - mean_gradient - normalized * mean_product);
+      const double dx = call.dsum ? own + e.of(call.dsum) : own;
+      if (call.dx) e.set(call.dx, dx);
+      if (call.dresidual) e.set(call.dresidual, dx);
     }
   }
   for (int64_t p = 0; p < call.channels; ++p) {

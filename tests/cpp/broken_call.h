@@ -69,8 +69,10 @@ inline std::string outputs_of(const Problem& problem) {
   const auto add = [&](const Buffer& buffer) {
     all.append(reinterpret_cast<const char*>(buffer.data()), buffer.size());
   };
-  for (Tensor tensor : {Tensor::kX, Tensor::kDy, Tensor::kY, Tensor::kDx})
+  for (Tensor tensor : {Tensor::kX, Tensor::kDy, Tensor::kY, Tensor::kDx, Tensor::kResidual,
+                        Tensor::kSum, Tensor::kDsum, Tensor::kDresidual}) {
     add(problem.buffer(tensor));
+  }
   for (Vector vector : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias,
                         Vector::kMean, Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd}) {
     add(problem.buffer(vector));

@@ -15,6 +15,7 @@
 #include "parallels.h"
 #include "support/half.h"
 #include "support/problem.h"
+#include "support/values.h"
 
 namespace evenkeel::support {
 namespace {
@@ -32,6 +33,9 @@ rms_norm rows=700 cols=129 x=f32
 rms_norm rows=2 cols=300001 x=bf16
 rms_norm rows=513 cols=256 x=bf16 casting=llama
 layer_norm rows=600 cols=65 x=f32 dx=none
+layer_norm rows=37 cols=1000 x=bf16 residual=f32 dsum=f32 dresidual=f32
+rms_norm rows=700 cols=129 x=bf16 residual=bf16 dsum=bf16
+rms_norm rows=2 cols=300001 x=bf16 residual=bf16 dsum=bf16 in_place=sum
 layer_norm rows=60 cols=650 x=f32 in_place=dy
 group_norm samples=2 channels=320 spatial=100 groups=32 x=f32 layout=nchw,nhwc
 group_norm samples=1 channels=4 spatial=100003 groups=1 x=f32 layout=nchw,nhwc
@@ -49,7 +53,8 @@ std::vector<std::string> run_all(const Case& c, const Runner& runner) {
   const auto keep = [&](const Buffer& buffer) {
     outputs.emplace_back(reinterpret_cast<const char*>(buffer.data()), buffer.size());
   };
-  for (Tensor tensor : {Tensor::kY, Tensor::kDx}) keep(problem.buffer(tensor));
+  for (Tensor tensor : {Tensor::kY, Tensor::kSum, Tensor::kDx, Tensor::kDresidual})
+    keep(problem.buffer(tensor));
   for (Vector vector : {Vector::kMean, Vector::kRstd, Vector::kDweight, Vector::kDbias}) {
     keep(problem.buffer(vector));
   }
@@ -111,6 +116,11 @@ std::unique_ptr<Problem> transplant(const Problem& from, int64_t source, const C
   };
   copy(to.x, inputs.x, from.spec().x, from.inputs()->x);
   copy(to.dy, inputs.dy, from.spec().dy, from.inputs()->dy);
+  if (to.residual.present) {
+    copy(to.residual, inputs.residual, from.spec().residual, from.inputs()->residual);
+    fill_sum(to, inputs);
+  }
+  if (to.dsum.present) copy(to.dsum, inputs.dsum, from.spec().dsum, from.inputs()->dsum);
   inputs.weight.copy_from(from.inputs()->weight);
   inputs.bias.copy_from(from.inputs()->bias);
   return problem;
@@ -122,7 +132,8 @@ std::string item_bytes(const Problem& problem, int64_t item) {
   const int64_t units = units_per_item(c);
   std::string all;
   for (int64_t unit = item * units; unit < (item + 1) * units; ++unit) {
-    for (Tensor tensor : {Tensor::kY, Tensor::kDx}) {
+    for (Tensor tensor : {Tensor::kY, Tensor::kSum, Tensor::kDx, Tensor::kDresidual}) {
+      if (!problem.buffer(tensor)) continue;
       const std::vector<unsigned char> bytes = problem.bytes(tensor, unit);
       all.append(bytes.begin(), bytes.end());
     }
@@ -148,6 +159,9 @@ const char kRowCases[] = R"(
 layer_norm rows=37 cols=1 x=f32
 layer_norm rows=37 cols=7 x=f32
 layer_norm rows=37 cols=64 x=bf16
+layer_norm rows=37 cols=64 x=bf16 residual=bf16 dsum=bf16
+layer_norm rows=37 cols=1023 x=bf16 residual=f32 dsum=f32 dresidual=f32
+rms_norm rows=3 cols=100000 x=bf16 residual=bf16 sum=none dsum=bf16
 layer_norm rows=37 cols=64 x=f32
 layer_norm rows=37 cols=129 x=f16 y=f32 activation=silu
 layer_norm rows=37 cols=1023 x=f32 weight=none

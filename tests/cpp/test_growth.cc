@@ -1,4 +1,4 @@
-// How structs of the ABI grow (core/growth.h), with a struct that has grown: no real one has yet.
+// How structs of the ABI grow (core/growth.h), with a struct that has grown.
 #include "core/growth.h"
 
 #include <gtest/gtest.h>

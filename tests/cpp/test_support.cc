@@ -79,7 +79,7 @@ TEST(CaseText, ErrorsNameFileLineAndWord) {
       {"layer_norm rows=1", "list.txt:1: layer_norm: cols: it must be given"},
       {"group_norm rows=1", "list.txt:1: group_norm: rows: it has no meaning"},
       {"group_norm samples=1 channels=5 spatial=1 groups=2", "groups: it must divide channels"},
-      {"layer_norm rows=1 cols=2 x=f32 y=bf16 in_place=x", "in_place: x and y differ"},
+      {"layer_norm rows=1 cols=2 x=f32 y=bf16 in_place=x", "in_place: y differs from x"},
   };
   for (const auto& [text, expected] : table) {
     EXPECT_NE(message(text).find(expected), std::string::npos) << message(text);

@@ -88,8 +88,11 @@ std::vector<Buffer*> buffers_of(const Problem& problem) {
   const auto add = [&](const Buffer& buffer) {
     if (buffer) buffers.push_back(const_cast<Buffer*>(&buffer));
   };
-  for (Tensor tensor : {Tensor::kX, Tensor::kY, Tensor::kDy, Tensor::kDx})
+  for (Tensor tensor : {Tensor::kX, Tensor::kY, Tensor::kDy, Tensor::kDx, Tensor::kResidual,
+                        Tensor::kSum, Tensor::kDsum, Tensor::kDresidual}) {
     add(problem.buffer(tensor));
+  }
+  if (problem.spec().residual.present) add(problem.buffer(Tensor::kNormalized));
   for (Vector vector : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias,
                         Vector::kMean, Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd}) {
     add(problem.buffer(vector));

@@ -38,7 +38,7 @@ double error_after_casting(const Case& c, double value, double e_value, double* 
     *rounded = value;
     return e_value;
   }
-  const Format format = format_of(c.x.dtype);
+  const Format format = format_of(normalized(c).dtype);
   *rounded = round_to(value, format);
   return std::max(round_to(value + e_value, format) - *rounded,
                   *rounded - round_to(value - e_value, format));
@@ -107,8 +107,8 @@ BackwardBounds::BackwardBounds(const Case& c, const Parameters& parameters)
       dbias_(parameters.weight.size()) {}
 
 void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
-                              const std::vector<double>& dy, double mean, double rstd,
-                              std::vector<double>& dx) {
+                              const std::vector<double>& dy, const std::vector<double>& dsum,
+                              double mean, double rstd, std::vector<double>& dx) {
   const Arithmetic arithmetic = arithmetic_of(case_, true);
   const double u = arithmetic.u, tiny = arithmetic.tiny;
   const bool centers = case_.op != EK_RMS_NORM;
@@ -171,6 +171,9 @@ void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
                     std::fabs(product) * e_normalized +
                     4 * u * (std::fabs(g) + std::fabs(sum) + std::fabs(normalized * product))) +
             tiny;
+    if (!dsum.empty()) {
+      dx[i] += u * std::fabs(dsum[i] + rstd * (g - sum - normalized * product)) + tiny;
+    }
   }
 }
 

@@ -46,9 +46,10 @@ class BackwardBounds {
  public:
   BackwardBounds(const Case& c, const Parameters& parameters);
 
-  // `dx` receives the bounds of this unit's dx. mean and rstd are the saved ones.
+  // `dx` receives the bounds of this unit's dx. mean and rstd are the saved ones. dsum: empty where there
+  // is none.
   void add_unit(int64_t unit, const std::vector<double>& x, const std::vector<double>& dy,
-                double mean, double rstd, std::vector<double>& dx);
+                const std::vector<double>& dsum, double mean, double rstd, std::vector<double>& dx);
 
   std::vector<double> dweight() const;
   std::vector<double> dbias() const;

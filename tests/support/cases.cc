@@ -31,8 +31,11 @@ const Names<ek_casting> kCastings = {
     {"none", EK_CASTING_NONE}, {"llama", EK_CASTING_LLAMA}, {"gemma", EK_CASTING_GEMMA}};
 const Names<ek_activation> kActivations = {{"none", EK_ACTIVATION_NONE},
                                            {"silu", EK_ACTIVATION_SILU}};
-const Names<InPlace> kInPlaces = {
-    {"none", InPlace::kNone}, {"dy", InPlace::kDy}, {"x", InPlace::kX}};
+const Names<InPlace> kInPlaces = {{"none", InPlace::kNone},
+                                  {"dy", InPlace::kDy},
+                                  {"x", InPlace::kX},
+                                  {"residual", InPlace::kResidual},
+                                  {"sum", InPlace::kSum}};
 const Names<bool> kYesNo = {{"yes", true}, {"no", false}};
 const Names<Values> kValues = {{"normal", Values::kNormal},
                                {"mean1e4", Values::kMean1e4},
@@ -148,6 +151,10 @@ const std::vector<Key>& keys() {
         dtype_key("y", &Case::y, false),
         dtype_key("dy", &Case::dy, false),
         dtype_key("dx", &Case::dx, true),
+        dtype_key("residual", &Case::residual, true),
+        dtype_key("sum", &Case::sum, true),
+        dtype_key("dsum", &Case::dsum, true),
+        dtype_key("dresidual", &Case::dresidual, true),
         dtype_key("weight", &Case::weight, true),
         dtype_key("bias", &Case::bias, true),
         dtype_key("dweight", &Case::dweight, true),
@@ -174,8 +181,14 @@ const std::vector<Key>& keys() {
                                                                    : Pass::kBoth));
          }},
     };
-    const std::pair<const char*, TensorSpec Case::*> tensors[] = {
-        {"x", &Case::x}, {"y", &Case::y}, {"dy", &Case::dy}, {"dx", &Case::dx}};
+    const std::pair<const char*, TensorSpec Case::*> tensors[] = {{"x", &Case::x},
+                                                                  {"y", &Case::y},
+                                                                  {"dy", &Case::dy},
+                                                                  {"dx", &Case::dx},
+                                                                  {"residual", &Case::residual},
+                                                                  {"sum", &Case::sum},
+                                                                  {"dsum", &Case::dsum},
+                                                                  {"dresidual", &Case::dresidual}};
     for (const auto& [name, field] : tensors) {
       all.push_back(stride_key(std::string(name) + "_row_stride", field, &TensorSpec::row_stride));
       all.push_back(
@@ -198,17 +211,30 @@ const Key& key_named(const std::string& name) {
 // Fills in the defaults that depend on other keys; `given` are the keys that the line names.
 void resolve(Case& c, const std::set<std::string>& given) {
   const auto unset = [&](const char* key) { return !given.count(key); };
-  const bool y_follows = c.in_place != InPlace::kNone;
+  const bool y_follows = c.in_place == InPlace::kDy || c.in_place == InPlace::kX;
+  const bool sum_over_x = c.in_place == InPlace::kSum;
+  if (unset("sum")) c.sum.present = c.residual.present;
+  if (unset("sum") || !c.sum.present) c.sum.dtype = sum_over_x ? c.x.dtype : c.residual.dtype;
   if (unset("y")) c.y.dtype = c.x.dtype;
   if (unset("dy")) c.dy.dtype = c.y.dtype;
-  if (unset("dx")) c.dx.dtype = c.in_place == InPlace::kDy ? c.dy.dtype : c.x.dtype;
+  if (unset("dx")) {
+    c.dx.dtype = c.in_place == InPlace::kDy ? c.dy.dtype : sum_over_x ? c.dsum.dtype : c.x.dtype;
+  }
   const auto follow = [&](TensorSpec& tensor, const std::string& name, const TensorSpec& leader) {
     if (unset((name + "_row_stride").c_str())) tensor.row_stride = leader.row_stride;
     if (unset((name + "_outer_stride").c_str())) tensor.outer_stride = leader.outer_stride;
   };
   if (y_follows) {
     follow(c.y, "y", c.x);
-    follow(c.dx, "dx", c.in_place == InPlace::kDy ? c.dy : c.x);
+    follow(c.dx, "dx", c.in_place == InPlace::kDy ? c.dy : normalized(c));
+  }
+  if (sum_over_x) {
+    follow(c.sum, "sum", c.x);
+    follow(c.dx, "dx", c.dsum);
+  }
+  if (c.in_place == InPlace::kResidual) {
+    follow(c.sum, "sum", c.residual);
+    follow(c.dresidual, "dresidual", c.dsum);
   }
   if (unset("bias")) c.bias.present = c.op != EK_RMS_NORM;
   if (unset("dweight")) c.dweight = c.weight;
@@ -235,20 +261,41 @@ void check(const Case& c, const std::set<std::string>& given) {
   for (const char* key : {"samples", "channels", "spatial", "groups"}) {
     group ? named(key, require) : named(key, refuse);
   }
-  if (group) named("inner_rows", refuse);
+  for (const char* key : {"inner_rows", "residual", "sum", "dsum", "dresidual"}) {
+    if (group) named(key, refuse);
+  }
+  if (c.sum.present && !c.residual.present) throw CaseError("sum: there is none without residual");
   if (group && (c.groups < 1 || c.channels % c.groups != 0)) {
     throw CaseError("groups: it must divide channels");
   }
   const auto same = [](const TensorSpec& a, const TensorSpec& b) {
     return a.dtype == b.dtype && a.row_stride == b.row_stride && a.outer_stride == b.outer_stride;
   };
-  if (c.in_place != InPlace::kNone && !same(c.x, c.y)) {
-    throw CaseError("in_place: x and y differ in type or strides");
-  }
-  if (c.in_place != InPlace::kNone && c.dx.present &&
-      !same(c.dx, c.in_place == InPlace::kDy ? c.dy : c.x)) {
-    throw CaseError("in_place: dx differs from " + std::string(print(kInPlaces, c.in_place)) +
+  const auto in_place = [&](const char* output, const TensorSpec& out, const char* input,
+                            const TensorSpec& in) {
+    if (!out.present || (in.present && same(out, in))) return;
+    throw CaseError(std::string("in_place: ") + output + " differs from " + input +
                     " in type or strides");
+  };
+  switch (c.in_place) {
+    case InPlace::kNone:
+      break;
+    case InPlace::kDy:
+      in_place("y", c.y, "x", c.x);
+      in_place("dx", c.dx, "dy", c.dy);
+      break;
+    case InPlace::kX:
+      in_place("y", c.y, "x", c.x);
+      in_place("dx", c.dx, "x", normalized(c));
+      break;
+    case InPlace::kResidual:
+      in_place("sum", c.sum, "residual", c.residual);
+      in_place("dresidual", c.dresidual, "dsum", c.dsum);
+      break;
+    case InPlace::kSum:
+      in_place("sum", c.sum, "x", c.x);
+      in_place("dx", c.dx, "dsum", c.dsum);
+      break;
   }
 }
 
@@ -373,11 +420,18 @@ int64_t element_count(const Case& c) {
   return c.op == EK_GROUP_NORM ? c.samples * c.channels * c.spatial : c.rows * c.cols;
 }
 
+TensorSpec normalized(const Case& c) {
+  if (!c.residual.present) return c.x;
+  TensorSpec spec = c.sum;
+  spec.present = true;
+  return spec;
+}
+
 bool computes_in_f64(const Case& c, bool backward) {
-  const bool tensors = backward ? c.dy.dtype == EK_F64 || (c.dx.present && c.dx.dtype == EK_F64)
-                                : c.y.dtype == EK_F64;
-  return tensors || c.x.dtype == EK_F64 || (c.weight.present && c.weight.dtype == EK_F64) ||
-         (c.bias.present && c.bias.dtype == EK_F64);
+  const auto wide = [](const auto& spec) { return spec.present && spec.dtype == EK_F64; };
+  const bool tensors = backward ? wide(c.dy) || wide(c.dx) || wide(c.dsum) || wide(c.dresidual)
+                                : wide(c.y) || wide(c.x) || wide(c.residual);
+  return tensors || wide(normalized(c)) || wide(c.weight) || wide(c.bias);
 }
 
 ek_problem problem_of(const Case& c) {

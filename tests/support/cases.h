@@ -13,14 +13,19 @@
 // x               f32 f64 f16 bf16               f32
 // y, dx           a type; dx also none           x's
 // dy              a type                         y's
+// residual        a type or none; row norms      none
+// sum             a type or none: not stored     residual's
+// dsum dresidual  a type or none; row norms      none
 // weight bias     a type or none                 f32; bias of rms_norm: none
 // dweight dbias   a type or none                 weight's, bias's; none where that is absent
 // mean rstd       yes no: asked of the forward   yes; mean of rms_norm: no
 // eps offset      numbers                        1e-5, 0
 // casting         none llama gemma               none
 // activation      none silu                      none
-// {x,y,dy,dx}_{row,outer}_stride                 0: dense
-// in_place        none dy x                      none. dy: y is x, dx is dy; x: y is x, dx is x
+// {x,y,dy,dx,residual,sum,dsum,dresidual}_{row,outer}_stride   0: dense
+// in_place        none dy x residual sum         none. dy: y is x, dx is dy; x: y is x, dx is x;
+//                                                residual: sum is residual, dresidual is dsum;
+//                                                sum: sum is x, dx is dsum
 // misalign        bytes, added to every address  0
 // values          see Values below               normal
 // seed            of the values                  1
@@ -54,7 +59,7 @@ enum class Values {
   kHuge,          // x: about 1e15; f16: 2e4
 };
 
-enum class InPlace { kNone, kDy, kX };
+enum class InPlace { kNone, kDy, kX, kResidual, kSum };
 
 struct TensorSpec {
   ek_dtype dtype = EK_F32;
@@ -68,6 +73,8 @@ struct VectorSpec {
   bool present = true;
 };
 
+inline constexpr TensorSpec kAbsent{EK_F32, false, 0, 0};
+
 struct Case {
   ek_op op = EK_LAYER_NORM;
   int64_t rows = 0, cols = 0, inner_rows = 0;
@@ -78,6 +85,7 @@ struct Case {
   ek_casting casting = EK_CASTING_NONE;
   ek_activation activation = EK_ACTIVATION_NONE;
   TensorSpec x, y, dy, dx;
+  TensorSpec residual = kAbsent, sum = kAbsent, dsum = kAbsent, dresidual = kAbsent;
   VectorSpec weight, bias, dweight, dbias;
   bool mean = true, rstd = true;
   InPlace in_place = InPlace::kNone;
@@ -108,6 +116,9 @@ int64_t unit_size(const Case& c);
 int64_t parameter_count(const Case& c);
 // Elements of x.
 int64_t element_count(const Case& c);
+
+// What is normalized, and x of the backward call: x, or the sum.
+TensorSpec normalized(const Case& c);
 
 // Whether the arithmetic is in float64 (ek_problem), going forward or backward.
 bool computes_in_f64(const Case& c, bool backward);

@@ -102,6 +102,7 @@ void judge_vector(const char* name, const Problem& result, const Problem& oracle
 Problem make_oracle(const Problem& problem) {
   Case c = problem.spec();
   c.y = c.dx = TensorSpec{EK_F64, true, 0, 0};
+  c.dresidual.present = false;  // dx is the same
   c.dweight = c.dbias = VectorSpec{EK_F64, true};
   c.mean = c.op != EK_RMS_NORM;
   c.rstd = true;
@@ -112,12 +113,18 @@ Problem make_oracle(const Problem& problem) {
 Accuracy compare_forward(const Problem& result, const Problem& oracle) {
   const Case& c = result.spec();
   const Parameters parameters = parameters_of(result);
-  Judge judge("y", result.dtype(Tensor::kY));
-  std::vector<double> x, y, expected, mean_bounds, rstd_bounds;
+  Judge judge("y", result.dtype(Tensor::kY)), sum_judge("sum", result.dtype(Tensor::kSum));
+  std::vector<double> x, y, sum, expected, mean_bounds, rstd_bounds;
   ForwardBounds bounds;
   for (int64_t unit = 0; unit < unit_count(c); ++unit) {
-    result.read(Tensor::kX, unit, x);
+    result.read(Tensor::kNormalized, unit, x);
     result.read(Tensor::kY, unit, y);
+    if (c.sum.present) {
+      result.read(Tensor::kSum, unit, sum);
+      // The one right value.
+      for (size_t i = 0; i < sum.size(); ++i)
+        sum_judge.see(sum[i], x[i], 0, unit, static_cast<int64_t>(i));
+    }
     oracle.read(Tensor::kY, unit, expected);
     bound_forward(c, unit, x, parameters, bounds);
     mean_bounds.push_back(bounds.mean);
@@ -128,6 +135,7 @@ Accuracy compare_forward(const Problem& result, const Problem& oracle) {
   }
   Accuracy accuracy;
   judge.finish(accuracy);
+  if (c.sum.present) sum_judge.finish(accuracy);
   judge_vector("mean", result, oracle, Vector::kMean, mean_bounds, accuracy, NonFinite::kAny);
   judge_vector("rstd", result, oracle, Vector::kRstd, rstd_bounds, accuracy);
   return accuracy;
@@ -139,22 +147,29 @@ Accuracy compare_backward(const Problem& result, const Problem& oracle) {
   const std::vector<double> mean = result.read(Vector::kSavedMean);
   const std::vector<double> rstd = result.read(Vector::kSavedRstd);
   BackwardBounds bounds(c, parameters);
-  Judge judge("dx", result.dtype(Tensor::kDx));
-  std::vector<double> x, dy, dx, expected, dx_bounds;
+  Judge judge("dx", result.dtype(Tensor::kDx)),
+      second("dresidual", result.dtype(Tensor::kDresidual));
+  std::vector<double> x, dy, dsum, dx, expected, dx_bounds;
   for (int64_t unit = 0; unit < unit_count(c); ++unit) {
     const auto at = static_cast<size_t>(unit);
-    result.read(Tensor::kX, unit, x);
+    result.read(Tensor::kNormalized, unit, x);
     result.read(Tensor::kDy, unit, dy);
-    bounds.add_unit(unit, x, dy, mean.empty() ? 0 : mean[at], rstd[at], dx_bounds);
-    if (!c.dx.present) continue;
-    result.read(Tensor::kDx, unit, dx);
+    if (c.dsum.present) result.read(Tensor::kDsum, unit, dsum);
+    bounds.add_unit(unit, x, dy, dsum, mean.empty() ? 0 : mean[at], rstd[at], dx_bounds);
     oracle.read(Tensor::kDx, unit, expected);
-    for (size_t i = 0; i < dx.size(); ++i) {
-      judge.see(dx[i], expected[i], dx_bounds[i], unit, static_cast<int64_t>(i));
-    }
+    const auto see = [&](const TensorSpec& spec, Tensor tensor, Judge& by) {
+      if (!spec.present) return;
+      result.read(tensor, unit, dx);
+      for (size_t i = 0; i < dx.size(); ++i) {
+        by.see(dx[i], expected[i], dx_bounds[i], unit, static_cast<int64_t>(i));
+      }
+    };
+    see(c.dx, Tensor::kDx, judge);
+    see(c.dresidual, Tensor::kDresidual, second);
   }
   Accuracy accuracy;
   if (c.dx.present) judge.finish(accuracy);
+  if (c.dresidual.present) second.finish(accuracy);
   judge_vector("dweight", result, oracle, Vector::kDweight, bounds.dweight(), accuracy);
   judge_vector("dbias", result, oracle, Vector::kDbias, bounds.dbias(), accuracy);
   return accuracy;

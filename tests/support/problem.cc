@@ -10,7 +10,7 @@
 namespace evenkeel::support {
 namespace {
 
-ek_dtype statistics_dtype(const Case& c) { return c.x.dtype == EK_F64 ? EK_F64 : EK_F32; }
+ek_dtype statistics_dtype(const Case& c) { return normalized(c).dtype == EK_F64 ? EK_F64 : EK_F32; }
 
 Buffer make_tensor(const Case& c, const TensorSpec& spec) {
   if (!spec.present) return Buffer();
@@ -29,6 +29,9 @@ std::shared_ptr<const Inputs> make_inputs(const Case& c) {
   inputs->dy = make_tensor(c, c.dy);
   inputs->weight = make_vector(c, c.weight.dtype, c.weight.present, parameter_count(c));
   inputs->bias = make_vector(c, c.bias.dtype, c.bias.present, parameter_count(c));
+  inputs->residual = make_tensor(c, c.residual);
+  if (c.residual.present) inputs->sum = make_tensor(c, normalized(c));
+  inputs->dsum = make_tensor(c, c.dsum);
   fill_inputs(c, *inputs);
   return inputs;
 }
@@ -130,28 +133,44 @@ void Problem::allocate() {
   const int64_t units = unit_count(c), parameters = parameter_count(c);
   const bool has_mean = c.op != EK_RMS_NORM;
   y_ = make_tensor(c, c.y);
+  sum_ = make_tensor(c, c.sum);
   mean_ = make_vector(c, statistics, c.mean, units);
   rstd_ = make_vector(c, statistics, c.rstd, units);
   saved_mean_ = make_vector(c, statistics, has_mean, units);
   saved_rstd_ = make_vector(c, statistics, true, units);
   if (!c.backward) return;
   dx_ = make_tensor(c, c.dx);
+  dresidual_ = make_tensor(c, c.dresidual);
   dweight_ = make_vector(c, c.dweight.dtype, c.dweight.present, parameters);
   dbias_ = make_vector(c, c.dbias.dtype, c.dbias.present, parameters);
 }
 
 void Problem::bind() {
   const Case& c = case_;
+  // Where an output is in the place of an input, that input is the output's buffer.
+  const auto input = [&](const Buffer& own, InPlace in_place,
+                         const Buffer& output) -> const Buffer& {
+    return c.in_place == in_place && output ? output : own;
+  };
+  const bool y_over_x = c.in_place == InPlace::kDy || c.in_place == InPlace::kX;
   forward_args_ = EK_FORWARD_ARGS_INIT;
-  forward_args_.x = tensor_of(c.x, c.in_place == InPlace::kNone ? inputs_->x : y_);
+  forward_args_.x = tensor_of(c.x, y_over_x ? y_ : input(inputs_->x, InPlace::kSum, sum_));
   forward_args_.y = tensor_of(c.y, y_);
+  forward_args_.residual =
+      tensor_of(c.residual, input(inputs_->residual, InPlace::kResidual, sum_));
+  forward_args_.sum = tensor_of(c.sum, sum_);
   forward_args_.weight = vector_of(c.weight, inputs_->weight);
   forward_args_.bias = vector_of(c.bias, inputs_->bias);
   forward_args_.mean = mean_.data();
   forward_args_.rstd = rstd_.data();
   backward_args_ = EK_BACKWARD_ARGS_INIT;
-  backward_args_.dy = tensor_of(c.dy, c.in_place == InPlace::kDy && dx_ ? dx_ : inputs_->dy);
-  backward_args_.x = tensor_of(c.x, c.in_place == InPlace::kX && dx_ ? dx_ : inputs_->x);
+  const Buffer& x = c.residual.present ? inputs_->sum : inputs_->x;
+  backward_args_.dy = tensor_of(c.dy, input(inputs_->dy, InPlace::kDy, dx_));
+  backward_args_.x = tensor_of(normalized(c), input(x, InPlace::kX, dx_));
+  backward_args_.dsum = tensor_of(
+      c.dsum, c.in_place == InPlace::kSum ? input(inputs_->dsum, InPlace::kSum, dx_)
+                                          : input(inputs_->dsum, InPlace::kResidual, dresidual_));
+  backward_args_.dresidual = tensor_of(c.dresidual, dresidual_);
   backward_args_.weight = vector_of(c.weight, inputs_->weight);
   backward_args_.bias = vector_of(c.bias, inputs_->bias);
   backward_args_.mean = saved_mean_.data();
@@ -163,12 +182,26 @@ void Problem::bind() {
 
 void Problem::reset(bool backward) {
   if (backward) {
-    for (Buffer* output : {&dx_, &dweight_, &dbias_}) output->poison();
-    if (case_.in_place == InPlace::kDy && dx_) dx_.copy_from(inputs_->dy);
-    if (case_.in_place == InPlace::kX && dx_) dx_.copy_from(inputs_->x);
+    for (Buffer* output : {&dx_, &dresidual_, &dweight_, &dbias_}) output->poison();
   } else {
-    for (Buffer* output : {&y_, &mean_, &rstd_}) output->poison();
-    if (case_.in_place != InPlace::kNone) y_.copy_from(inputs_->x);
+    for (Buffer* output : {&y_, &sum_, &mean_, &rstd_}) output->poison();
+  }
+  const Buffer& x = case_.residual.present ? inputs_->sum : inputs_->x;
+  switch (case_.in_place) {
+    case InPlace::kNone:
+      break;
+    case InPlace::kDy:
+      backward ? dx_.copy_from(inputs_->dy) : y_.copy_from(inputs_->x);
+      break;
+    case InPlace::kX:
+      backward ? dx_.copy_from(x) : y_.copy_from(inputs_->x);
+      break;
+    case InPlace::kResidual:
+      backward ? dresidual_.copy_from(inputs_->dsum) : sum_.copy_from(inputs_->residual);
+      break;
+    case InPlace::kSum:
+      backward ? dx_.copy_from(inputs_->dsum) : sum_.copy_from(inputs_->x);
+      break;
   }
   workspace_.poison();
 }
@@ -200,8 +233,9 @@ std::string Problem::forward(const Runner& runner) {
 
 std::string Problem::save_statistics(const Runner& runner) {
   const ek_forward_args saved = forward_args_;
+  // In place outputs hold inputs only during forward().
   forward_args_.x.data = address(inputs_->x);
-  // In place y's place holds x's only during forward().
+  forward_args_.residual.data = address(inputs_->residual);
   forward_args_.mean = saved_mean_.data();
   forward_args_.rstd = saved_rstd_.data();
   ek_execution execution;
@@ -233,12 +267,16 @@ std::string Problem::check_memory(bool backward) const {
                                                            {"dy", &inputs_->dy},
                                                            {"weight", &inputs_->weight},
                                                            {"bias", &inputs_->bias},
+                                                           {"residual", &inputs_->residual},
+                                                           {"dsum", &inputs_->dsum},
                                                            {"y", &y_},
+                                                           {"sum", &sum_},
                                                            {"mean", &mean_},
                                                            {"rstd", &rstd_},
                                                            {"saved mean", &saved_mean_},
                                                            {"saved rstd", &saved_rstd_},
                                                            {"dx", &dx_},
+                                                           {"dresidual", &dresidual_},
                                                            {"dweight", &dweight_},
                                                            {"dbias", &dbias_},
                                                            {"workspace", &workspace_}};
@@ -246,9 +284,14 @@ std::string Problem::check_memory(bool backward) const {
     if (!buffer->guards_intact())
       return std::string("the guards around ") + name + " were written to";
   }
-  if (!backward && !gaps_intact(case_, case_.y, y_)) return "the gaps of y were written to";
-  if (backward && !gaps_intact(case_, case_.dx, dx_)) return "the gaps of dx were written to";
-  return "";
+  const auto gaps = [&](const char* name, const TensorSpec& spec, const Buffer& buffer) {
+    return gaps_intact(case_, spec, buffer)
+               ? ""
+               : std::string("the gaps of ") + name + " were written to";
+  };
+  const std::string first = backward ? gaps("dx", case_.dx, dx_) : gaps("y", case_.y, y_);
+  if (!first.empty()) return first;
+  return backward ? gaps("dresidual", case_.dresidual, dresidual_) : gaps("sum", case_.sum, sum_);
 }
 
 const Buffer& Problem::buffer(Tensor tensor) const {
@@ -260,9 +303,19 @@ const Buffer& Problem::buffer(Tensor tensor) const {
     case Tensor::kDy:
       return inputs_->dy;
     case Tensor::kDx:
+      return dx_;
+    case Tensor::kResidual:
+      return inputs_->residual;
+    case Tensor::kSum:
+      return sum_;
+    case Tensor::kDsum:
+      return inputs_->dsum;
+    case Tensor::kDresidual:
+      return dresidual_;
+    case Tensor::kNormalized:
       break;
   }
-  return dx_;
+  return case_.residual.present ? inputs_->sum : inputs_->x;
 }
 
 const Buffer& Problem::buffer(Vector vector) const {
@@ -289,7 +342,7 @@ const Buffer& Problem::buffer(Vector vector) const {
 
 namespace {
 
-const TensorSpec& spec_of(const Case& c, Tensor tensor) {
+TensorSpec spec_of(const Case& c, Tensor tensor) {
   switch (tensor) {
     case Tensor::kX:
       return c.x;
@@ -298,9 +351,19 @@ const TensorSpec& spec_of(const Case& c, Tensor tensor) {
     case Tensor::kDy:
       return c.dy;
     case Tensor::kDx:
+      return c.dx;
+    case Tensor::kResidual:
+      return c.residual;
+    case Tensor::kSum:
+      return c.sum;
+    case Tensor::kDsum:
+      return c.dsum;
+    case Tensor::kDresidual:
+      return c.dresidual;
+    case Tensor::kNormalized:
       break;
   }
-  return c.dx;
+  return normalized(c);
 }
 
 }  // namespace

@@ -28,11 +28,13 @@ struct Runner {
 inline constexpr Runner kCpu{"cpu", 1, nullptr};
 inline constexpr Runner kReference{"reference", 1, nullptr};
 
-enum class Tensor { kX, kY, kDy, kDx };
+// kNormalized: x, or where there is a residual, the sum as the tests find it.
+enum class Tensor { kX, kY, kDy, kDx, kResidual, kSum, kDsum, kDresidual, kNormalized };
 enum class Vector { kWeight, kBias, kDweight, kDbias, kMean, kRstd, kSavedMean, kSavedRstd };
 
 struct Inputs {
   Buffer x, dy, weight, bias;
+  Buffer residual, sum, dsum;  // sum: x of the backward call, where there is a residual
 };
 
 class Problem {
@@ -82,8 +84,9 @@ class Problem {
 
   Case case_;
   std::shared_ptr<const Inputs> inputs_;
-  // In place y_ also holds x, and dx_ holds dy or x.
+  // In place y_ also holds x, dx_ holds dy or x, and so on.
   Buffer y_, dx_, dweight_, dbias_, mean_, rstd_, saved_mean_, saved_rstd_, workspace_;
+  Buffer sum_, dresidual_;
   ek_problem problem_;
   ek_forward_args forward_args_;
   ek_backward_args backward_args_;

@@ -64,6 +64,24 @@ void random_outputs(Random& random, Case& c) {
   c.dx.present = (!c.dweight.present && !c.dbias.present) || !random.chance(5);
 }
 
+// A residual, and what goes with it backward.
+void random_residual(Random& random, Case& c, int64_t outer, int64_t inner, int64_t width) {
+  const auto wide = [](const TensorSpec& spec) { return spec.present && spec.dtype == EK_F64; };
+  const bool alike = random.chance(2);
+  for (TensorSpec* spec : {&c.residual, &c.sum, &c.dsum, &c.dresidual}) {
+    spec->dtype = alike ? c.x.dtype : random_dtype(random);
+    random_strides(random, *spec, outer, inner, width);
+  }
+  c.residual.present = true;
+  c.sum.present = !random.chance(4);
+  c.dsum.present = !random.chance(4);
+  c.dresidual.present = random.chance(2);
+  // sum=none says nothing of its dtype and strides but what is the residual's.
+  if (!c.sum.present) c.sum = {c.residual.dtype, false, 0, 0};
+  if ((wide(c.x) || wide(c.residual)) && c.sum.dtype != EK_F64)
+    c.residual.dtype = c.sum.dtype = EK_F64;
+}
+
 }  // namespace
 
 Case random_case(Random& random, int64_t max_elements) {
@@ -95,10 +113,26 @@ Case random_case(Random& random, int64_t max_elements) {
   if (random.chance(3)) c.y.dtype = c.dy.dtype = c.dx.dtype = c.x.dtype;
   random_parameters(random, c);
   random_outputs(random, c);
-  if (random.chance(6)) {
+  if (c.op != EK_GROUP_NORM && random.chance(3)) random_residual(random, c, outer, inner, width);
+  if (c.residual.present && random.chance(6)) {
+    c.in_place = random.chance(2) && c.sum.dtype == c.x.dtype ? InPlace::kSum : InPlace::kResidual;
+    if (c.in_place == InPlace::kSum) {
+      if (c.sum.present) c.sum = c.x;
+      if (c.dsum.present)
+        c.dx = c.dsum;
+      else
+        c.dsum = c.dx;
+    } else {
+      if (c.sum.present) c.residual = c.sum;
+      if (c.dsum.present)
+        c.dresidual = c.dsum;
+      else
+        c.dresidual.present = false;
+    }
+  } else if (random.chance(6)) {
     c.in_place = random.chance(2) ? InPlace::kDy : InPlace::kX;
     c.y = c.x;
-    c.dx = c.in_place == InPlace::kDy ? c.dy : c.x;
+    c.dx = c.in_place == InPlace::kDy ? c.dy : normalized(c);
   }
   if (random.chance(3)) c.misalign = random.below(64);
   c.values = random_values(random);

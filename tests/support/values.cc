@@ -39,6 +39,20 @@ double x_value(const Case& c, int64_t index, double unit_value, Random& random) 
   }
 }
 
+// Beside an x that is small or the same in all of a unit, so is the sum; otherwise spread 1.
+double residual_value(const Case& c, double unit_value, Random& random) {
+  switch (c.values) {
+    case Values::kConstant:
+      return unit_value;
+    case Values::kZero:
+      return 0;
+    case Values::kDenormal:
+      return subnormal(c.residual.dtype, random);
+    default:
+      return random.normal();
+  }
+}
+
 // Calls value(unit, index) for every element, in order, and stores what it gives.
 template <typename Value>
 void fill(const Case& c, const TensorSpec& spec, Buffer& buffer, const Value& value) {
@@ -64,6 +78,22 @@ void fill(const VectorSpec& spec, Buffer& buffer, Random random, double center, 
 
 }  // namespace
 
+// The sum of x and residual in the sum's type: added in float64 where that is its type, otherwise in
+// float32.
+void fill_sum(const Case& c, Inputs& inputs) {
+  const Placement x(c, c.x), residual(c, c.residual);
+  const auto value = [&](const Placement& place, const TensorSpec& spec, const Buffer& buffer,
+                         int64_t unit, int64_t index) {
+    return load(spec.dtype, buffer.data() + static_cast<size_t>(place.element(unit, index)) *
+                                                size_of(spec.dtype));
+  };
+  fill(c, normalized(c), inputs.sum, [&](int64_t unit, int64_t index) {
+    const double sum = value(x, c.x, inputs.x, unit, index) +
+                       value(residual, c.residual, inputs.residual, unit, index);
+    return c.sum.dtype == EK_F64 ? sum : round_to(sum, format_of(EK_F32));
+  });
+}
+
 void fill_inputs(const Case& c, Inputs& inputs) {
   const auto stream = [&](uint64_t index) { return Random(c.seed * 8 + index); };
   Random x = stream(0), dy = stream(1), choice = stream(4);
@@ -88,6 +118,18 @@ void fill_inputs(const Case& c, Inputs& inputs) {
     const double value = dy.normal();
     return c.values == Values::kNanDy && index == special ? kNaN : value;
   });
+  if (c.residual.present) {
+    Random residual = stream(5);
+    fill(c, c.residual, inputs.residual, [&](int64_t unit, int64_t index) {
+      choose(unit, index);
+      return residual_value(c, unit_value, residual);
+    });
+    fill_sum(c, inputs);
+  }
+  if (c.dsum.present) {
+    Random dsum = stream(6);
+    fill(c, c.dsum, inputs.dsum, [&](int64_t, int64_t) { return dsum.normal(); });
+  }
   const bool zero = c.values == Values::kZeroWeight;
   if (c.weight.present) {
     fill(c.weight, inputs.weight, stream(2), zero ? 0 : 1 - c.offset, zero ? 0 : 0.25);

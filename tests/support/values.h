@@ -39,8 +39,9 @@ class Random {
   uint64_t state_;
 };
 
-// Fills x, dy, weight and bias, which are allocated already.
+// Fills the inputs that are allocated already; sum is what x + residual gives in its type.
 void fill_inputs(const Case& c, Inputs& inputs);
+void fill_sum(const Case& c, Inputs& inputs);
 
 }  // namespace evenkeel::support
 
