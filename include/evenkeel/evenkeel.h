@@ -213,7 +213,8 @@ typedef struct ek_execution {
 /* The workspace that the call with the same structs needs, in bytes (0 is possible). Checks everything but the
  * workspace itself. What the size grows with:
  *   CPU               threads, cols, channels and spatial; rows and samples up to a limit
- *   CUDA, row norms   backward: cols, and rows up to a limit; forward needs none
+ *   CUDA, row norms   backward: cols, and rows up to a limit; forward needs none, but for a sum that is not stored and
+ *                     that ek_explain_forward() says is added before: rows and cols
  *   CUDA, group norm  samples, without a limit, and what each of them has: groups, spatial, in backward channels
  *   reference         backward: cols or channels; forward needs none */
 EK_API ek_status ek_forward_workspace(const ek_problem*, const ek_forward_args*,

@@ -55,8 +55,8 @@ struct Call {
   int64_t channels;  // parameters: cols or channels
 
   Tensor x;
-  Tensor y, residual, sum;         // forward only; sum.dtype counts even where it is not stored
-  Tensor dy, dx, dsum, dresidual;  // backward only
+  Tensor y{}, residual{}, sum{};  // forward only; sum.dtype counts even where it is not stored
+  Tensor dy{}, dx{}, dsum{}, dresidual{};  // backward only
   Vector weight, bias, dweight, dbias;
   char* mean;
   char* rstd;

@@ -64,6 +64,7 @@ struct Formula {
   bool rounds;  // the normalized value to x's type, before the weight (casting order llama)
 };
 
+// x: what is normalized, or with a residual the summand that has y's dtype.
 struct ForwardArguments {
   DeviceTensor x, y;
   Formula formula;
@@ -72,6 +73,15 @@ struct ForwardArguments {
   int64_t rows, cols;
   int part_cols;           // of a block; not of multi-pass kernels
   int64_t prefetch_bytes;  // from a block's rows to those that it prefetches into L2; 0: none
+  // Of policies with a residual. sum.data == nullptr: not wanted.
+  DeviceTensor residual, sum;
+  int64_t residual_prefetch_bytes;
+};
+
+// sum = x + residual, for norms that no kernel with a residual takes.
+struct AddArguments {
+  DeviceTensor x, residual, sum;
+  int64_t rows, cols;
 };
 
 struct BackwardArguments {
@@ -85,6 +95,9 @@ struct BackwardArguments {
   int threads_per_row, stages, part_cols;
   RowStride stride;
   RowStep x_step, dy_step, dx_step;
+  // Of policies with a residual. dsum: nullptr: there is none. second_dx: dx in the dtype of dy, or nullptr.
+  DeviceTensor dsum, second_dx;
+  RowStep dsum_step, second_dx_step;
 };
 
 // Division of numbers below 2^31 by one that the host knows.

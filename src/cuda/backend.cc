@@ -31,10 +31,6 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
              device.properties.major, device.properties.minor);
     return false;
   }
-  if (call.residual || call.dsum || call.dresidual) {
-    note.set("a residual is only known to the reference backend");
-    return false;
-  }
   if (call.is_group_norm()) {
     const GroupPlan plan = make_group_plan(call, device.properties);
     result.set(plan, static_cast<size_t>(plan.workspace));

@@ -24,6 +24,30 @@ inline DeviceTensor device_tensor(const Call& call, const Tensor& tensor) {
           tensor.dtype};
 }
 
+// The norm of a call's sum, as if it had been added before. sum: where it is, if the call does not store it.
+inline Call norm_of_sum(const Call& call, char* sum) {
+  Call norm = call;
+  norm.x = call.sum ? call.sum : Tensor{sum, call.sum.dtype, call.width, call.inner * call.width};
+  norm.residual = norm.sum = Tensor{};
+  return norm;
+}
+
+// Where dx goes. Kernels that are compiled for dtypes store `first` in x's, and `second` in dy's.
+struct DxOutputs {
+  Tensor first, second;
+};
+
+inline DxOutputs dx_outputs(const Call& call) {
+  const Tensor &dx = call.dx, &dresidual = call.dresidual;
+  const Dtype x = call.x.dtype, dy = call.dy.dtype;
+  if (!dresidual) return {dx, {}};
+  if (!dx)
+    return dresidual.dtype != x && dresidual.dtype == dy ? DxOutputs{{}, dresidual}
+                                                         : DxOutputs{dresidual, {}};
+  return dx.dtype == dy && dresidual.dtype == x ? DxOutputs{dresidual, dx}
+                                                : DxOutputs{dx, dresidual};
+}
+
 // count: values that share a mean and rstd.
 inline Formula formula_of(const Call& call, int64_t count) {
   return {.weight = {call.weight.data, call.weight.dtype},

@@ -16,13 +16,17 @@ bool is_half(Dtype dtype) { return dtype == Dtype::kF16 || dtype == Dtype::kBF16
 constexpr char kInF64[] = "arithmetic is in f64", kCuts[] = "an address cuts elements apart";
 
 struct Operands {
-  const Tensor* tensors[3];  // x, y; or x, dy, dx
+  const Tensor* tensors[5];  // x, y; or x, dy and those of dx, dsum and dresidual that there are
   int count;
 };
 
 Operands big_tensors(const Call& call) {
   if (call.pass == Pass::kForward) return {{&call.x, &call.y}, 2};
-  return {{&call.x, &call.dy, &call.dx}, call.dx ? 3 : 2};
+  Operands big{{&call.x, &call.dy}, 2};
+  for (const Tensor* tensor : {&call.dx, &call.dsum, &call.dresidual}) {
+    if (*tensor) big.tensors[big.count++] = tensor;
+  }
+  return big;
 }
 
 // Whether an element of a tensor or parameter lies where the GPU cannot load it at once.
@@ -44,7 +48,12 @@ const char* why_runtime_dtype(const Call& call) {
   const Operands big = big_tensors(call);
   const Dtype x = call.x.dtype, y = big.tensors[1]->dtype;
   if (is_half(x) && is_half(y) && x != y) return "f16 and bf16 are mixed";
-  if (big.count == 3 && call.dx.dtype != x) return "dx has another type than x";
+  if (call.pass == Pass::kBackward) {
+    const DxOutputs dx = dx_outputs(call);
+    if (dx.first && dx.first.dtype != x) return "dx has another type than x";
+    if (dx.second && dx.second.dtype != y) return "dx is stored in a type that is not x's or dy's";
+    if (call.dsum && call.dsum.dtype != x) return "dsum has another type than x";
+  }
   if (cuts_elements(call)) return kCuts;
   const bool forward = call.pass == Pass::kForward;
   if (forward && call.weight && call.bias && call.weight.dtype != call.bias.dtype)
@@ -64,17 +73,19 @@ const char* why_no_policy(const Call& call, const Plan& plan) {
   return "no kernel is compiled for this split";
 }
 
+// Whether every row begins at a multiple of 16 bytes.
+bool has_aligned_rows(const Tensor& tensor) {
+  const int64_t size = size_of(tensor.dtype);
+  return multiple(tensor.data, 16) && tensor.row_stride * size % 16 == 0 &&
+         tensor.outer_stride * size % 16 == 0;
+}
+
 bool is_aligned(const Call& call) {
   const Operands big = big_tensors(call);
   int64_t vector = 4;
   for (int i = 0; i < big.count; ++i) {
-    const Tensor& tensor = *big.tensors[i];
-    const int64_t size = size_of(tensor.dtype);
-    if (size == 2) vector = 8;
-    if (!multiple(tensor.data, 16) || tensor.row_stride * size % 16 != 0 ||
-        tensor.outer_stride * size % 16 != 0) {
-      return false;
-    }
+    if (size_of(big.tensors[i]->dtype) == 2) vector = 8;
+    if (!has_aligned_rows(*big.tensors[i])) return false;
   }
   return call.width % vector == 0 && multiple(call.weight.data, 16) && multiple(call.bias.data, 16);
 }
@@ -119,6 +130,11 @@ void choose_policy(const Call& call, const Table& table, const PolicyOf& policy_
   plan.aligned = false;
 }
 
+// Whether the rows of a block are one range, which can be prefetched.
+bool is_one_range(const Call& call, const Tensor& tensor, const Tile& tile) {
+  return is_even(call, tensor) && (tensor.row_stride == call.width || tile.block_rows() == 1);
+}
+
 void plan_forward(const Call& call, const DeviceProperties& properties, Plan& plan) {
   const int64_t rows = call.statistics();
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
@@ -137,10 +153,45 @@ void plan_forward(const Call& call, const DeviceProperties& properties, Plan& pl
       plan);
   plan.groups = std::min(ceil_div(rows, plan.tile.block_rows()), kMostBlocks);
   plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile);
-  // Several rows of a block are prefetched as one range.
-  const bool dense = call.x.row_stride == call.width || plan.tile.block_rows() == 1;
-  if (is_even(call, call.x) && dense)
+  if (is_one_range(call, call.x, plan.tile))
     plan.prefetch_rows = forward_prefetch_rows(rows, call.width, x_size, plan.tile);
+}
+
+// Why no kernel that would normalize the sum also adds the residual; nullptr: plan.policy is that of one that does.
+const char* why_added_first(const Call& call, Plan& plan) {
+  const Dtype sum = call.sum.dtype;
+  if (plan.tile.multi_pass()) return "rows are read again in every pass";
+  if (call.residual.dtype != sum) return "residual and sum have different types";
+  if (call.x.dtype != call.y.dtype) return "x and y have different types";
+  for (const Tensor* tensor : {&call.x, &call.residual}) {
+    if (plan.aligned && !has_aligned_rows(*tensor)) return "rows of x or residual are not aligned";
+    if (!multiple(tensor->data, size_of(tensor->dtype))) return kCuts;
+    if (plan.tile.specialization != Specialization::kNone && !is_even(call, *tensor))
+      return "rows of x or residual have several strides";
+  }
+  const auto x_size = static_cast<int>(size_of(sum)),
+             y_size = static_cast<int>(size_of(call.y.dtype));
+  const int policy =
+      forward_policies_of(x_size, y_size)
+          .find(forward_policy_of(plan.tile, x_size, y_size, plan.aligned, plan.terms, true));
+  if (policy < 0) return "no kernel with a residual is compiled for this split";
+  plan.policy = policy;
+  plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile, true);
+  return nullptr;
+}
+
+// The plan of the norm of the sum, so that the bits are the same; and who adds the residual.
+Plan plan_with_residual(const Call& call, const DeviceProperties& properties) {
+  Plan plan = make_plan(norm_of_sum(call, nullptr), properties);
+  plan.added_first = why_added_first(call, plan);
+  plan.residual = plan.added_first == nullptr;
+  if (plan.residual) {
+    if (!is_one_range(call, call.x, plan.tile) || !is_one_range(call, call.residual, plan.tile))
+      plan.prefetch_rows = 0;
+  } else if (!call.sum) {
+    plan.workspace = call.elements() * size_of(call.sum.dtype) + kWorkspaceAlignment;
+  }
+  return plan;
 }
 
 void plan_backward(const Call& call, const DeviceProperties& properties, Plan& plan) {
@@ -149,13 +200,13 @@ void plan_backward(const Call& call, const DeviceProperties& properties, Plan& p
   const int64_t rows = call.statistics();
   if (!plan.runtime_dtype) {
     plan.tile = specialize_backward(
-        backward_tile(call.width, x_size, dy_size, plan.aligned, properties), call.width, x_size,
-        plan.terms, properties, specialization_of(call, plan));
+        backward_tile(call.width, x_size, dy_size, plan.aligned, properties, plan.residual),
+        call.width, x_size, plan.terms, properties, specialization_of(call, plan), plan.residual);
   }
   choose_policy(
       call, backward_policies_of(x_size, dy_size),
       [&](const Tile& tile) {
-        return backward_policy_of(tile, x_size, dy_size, plan.aligned, plan.terms);
+        return backward_policy_of(tile, x_size, dy_size, plan.aligned, plan.terms, plan.residual);
       },
       plan);
   if (plan.tile.multi_pass()) {
@@ -164,7 +215,8 @@ void plan_backward(const Call& call, const DeviceProperties& properties, Plan& p
   } else {
     plan.groups = persistent_groups(rows, plan.tile, properties);
     plan.partials = plan.groups;
-    plan.shared = backward_shared(call.width, x_size, dy_size, plan.aligned, plan.tile);
+    plan.shared =
+        backward_shared(call.width, x_size, dy_size, plan.aligned, plan.tile, plan.residual);
   }
   const int64_t bytes =
       round_up(plan.partials * call.width * size_of(call.compute), kWorkspaceAlignment);
@@ -186,7 +238,9 @@ const char* why_runtime_dtype_groups(const Call& call) {
 }  // namespace
 
 Plan make_plan(const Call& call, const DeviceProperties& properties) {
+  if (call.residual) return plan_with_residual(call, properties);
   Plan plan;
+  plan.residual = call.dsum || dx_outputs(call).second;
   plan.terms = {.activation = call.activation != EK_ACTIVATION_NONE,
                 .casting = call.casting == EK_CASTING_LLAMA,
                 .weight_offset = call.weight_offset != 0};

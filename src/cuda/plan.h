@@ -17,8 +17,12 @@ struct Plan {
   const char* runtime_dtype = nullptr;
   // Why no entry of the table of policies serves the call, so that a multi-pass kernel does; or nullptr.
   const char* fallback = nullptr;
-  bool aligned = false;  // loads and stores of 16 bytes
-  EpilogueTerms terms;   // that the call has
+  bool aligned = false;   // loads and stores of 16 bytes
+  EpilogueTerms terms;    // that the call has
+  bool residual = false;  // the kernel adds it; backward: adds dsum, or stores dx twice
+  // Forward: why the residual is added by a kernel of its own, whose sum is normalized by a second one; or
+  // nullptr. The sum is in the workspace if it is not wanted.
+  const char* added_first = nullptr;
 
   Tile tile;
   int policy = 0;             // the kernel: an index of the table (row/policies.h)

@@ -1,6 +1,8 @@
 // Layer norm and RMS norm: launches the kernels of a plan.
 #include "cuda/rows.h"
 
+#include <algorithm>
+
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 
@@ -36,8 +38,16 @@ void describe_rows(const Call& call, const Plan& plan, Note& note) {
   const char* loads = plan.aligned        ? "16-byte loads"
                       : tile.multi_pass() ? "single loads"
                                           : "16-byte loads, put in place in shared memory";
-  note.set("%s, %s, %s, blocks of %d threads%s, arithmetic in %s", split, held, loads,
-           tile.block_threads, later, name_of(call.compute));
+  char residual[96] = "";
+  if (plan.added_first) {
+    std::snprintf(residual, sizeof residual, ", the residual is added before: %s",
+                  plan.added_first);
+  } else if (plan.residual) {
+    std::snprintf(residual, sizeof residual, ", with the residual%s",
+                  call.pass == Pass::kForward ? "" : "'s gradient");
+  }
+  note.set("%s, %s, %s, blocks of %d threads%s%s, arithmetic in %s", split, held, loads,
+           tile.block_threads, later, residual, name_of(call.compute));
 }
 
 namespace {
@@ -45,7 +55,7 @@ namespace {
 const KernelSet& kernels_for(const Call& call, const Plan& plan) {
   if (plan.runtime_dtype) return call.compute == Dtype::kF64 ? kRuntimeDtypeF64 : kRuntimeDtypeF32;
   const Dtype y = call.pass == Pass::kForward ? call.y.dtype : call.dy.dtype;
-  switch (call.x.dtype) {
+  switch (call.normalized()) {
     case Dtype::kF16:
       return y == Dtype::kF32 ? kF16F32 : kF16F16;
     case Dtype::kBF16:
@@ -57,8 +67,8 @@ const KernelSet& kernels_for(const Call& call, const Plan& plan) {
 
 RowStride stride_of(const Call& call, const Plan& plan) {
   const int64_t step = plan.groups * plan.tile.row_groups();
-  const bool even = is_even(call, call.x) && is_even(call, call.y) && is_even(call, call.dy) &&
-                    is_even(call, call.dx);
+  const bool even = is_even(call, call.x) && is_even(call, call.dy) && is_even(call, call.dx) &&
+                    is_even(call, call.dsum) && is_even(call, call.dresidual);
   return {step, even ? 0 : call.inner, even ? 0 : step % call.inner};
 }
 
@@ -75,7 +85,29 @@ int part_of(const Call& call, const Tile& tile) {
   return tile.multi_pass() ? 0 : static_cast<int>(part_cols(call.width, tile));
 }
 
+ek_status add_residual(const Call& call, const Tensor& sum) {
+  AddArguments arguments{.x = device_tensor(call, call.x),
+                         .residual = device_tensor(call, call.residual),
+                         .sum = device_tensor(call, sum),
+                         .rows = call.statistics(),
+                         .cols = call.width};
+  if (arguments.rows == 0) return EK_OK;
+  const int64_t threads = std::min<int64_t>(round_up(call.width, kWarp), kMaxThreads);
+  return launch(call,
+                {.kernel = add_residual_kernel(sum.dtype),
+                 .blocks = std::min(arguments.rows, kMostBlocks),
+                 .threads = static_cast<int>(threads)},
+                &arguments);
+}
+
 ek_status forward(const Call& call, const Plan& plan) {
+  if (plan.added_first) {
+    const Call norm = norm_of_sum(call, aligned_workspace(call));
+    const ek_status status = add_residual(call, norm.x);
+    Plan rest = plan;
+    rest.added_first = nullptr;
+    return status == EK_OK ? forward(norm, rest) : status;
+  }
   ForwardArguments arguments{
       .x = device_tensor(call, call.x),
       .y = device_tensor(call, call.y),
@@ -86,7 +118,11 @@ ek_status forward(const Call& call, const Plan& plan) {
       .rows = call.statistics(),
       .cols = call.width,
       .part_cols = part_of(call, plan.tile),
-      .prefetch_bytes = plan.prefetch_rows * call.x.row_stride * size_of(call.x.dtype)};
+      .prefetch_bytes = plan.prefetch_rows * call.x.row_stride * size_of(call.x.dtype),
+      .residual = device_tensor(call, call.residual),
+      .sum = device_tensor(call, call.sum),
+      .residual_prefetch_bytes =
+          plan.prefetch_rows * call.residual.row_stride * size_of(call.residual.dtype)};
   if (arguments.rows == 0) return EK_OK;
   Kernel& kernel = kernels_for(call, plan).forward(plan.policy);
   return launch(call,
@@ -103,9 +139,10 @@ ek_status backward(const Call& call, const Plan& plan) {
   const Tile& tile = plan.tile;
   const RowStride stride = stride_of(call, plan);
   char* const workspace = aligned_workspace(call);
+  const DxOutputs dx = dx_outputs(call);
   BackwardArguments arguments{.x = device_tensor(call, call.x),
                               .dy = device_tensor(call, call.dy),
-                              .dx = device_tensor(call, call.dx),
+                              .dx = device_tensor(call, dx.first),
                               .formula = formula_of(call, call.width),
                               .mean = call.centers() ? call.mean : nullptr,
                               .rstd = call.rstd,
@@ -120,7 +157,11 @@ ek_status backward(const Call& call, const Plan& plan) {
                               .stride = stride,
                               .x_step = step_of(stride, call.x),
                               .dy_step = step_of(stride, call.dy),
-                              .dx_step = step_of(stride, call.dx)};
+                              .dx_step = step_of(stride, dx.first),
+                              .dsum = device_tensor(call, call.dsum),
+                              .second_dx = device_tensor(call, dx.second),
+                              .dsum_step = step_of(stride, call.dsum),
+                              .second_dx_step = step_of(stride, dx.second)};
   const bool parameters = call.dweight || call.dbias;
   ek_status status = EK_OK;
   // Before dx, which may overwrite dy or x.
@@ -132,7 +173,7 @@ ek_status backward(const Call& call, const Plan& plan) {
                      .threads = kColumnThreads},
                     &arguments);
   }
-  if (status == EK_OK && arguments.rows > 0 && (call.dx || !tile.multi_pass())) {
+  if (status == EK_OK && arguments.rows > 0 && (call.wants_dx() || !tile.multi_pass())) {
     status = launch(call,
                     {.kernel = kernels.backward(plan.policy),
                      .blocks = plan.groups * tile.cluster,

@@ -72,7 +72,8 @@ inline Offer offer_of(const Kind& kind) {
   Offer offer;
   const auto read = [&](const auto& table) {
     for (const auto& policy : table) {
-      if (policy.is_specialized() || policy.multi_pass() || !policy.aligned) continue;
+      if (policy.is_specialized() || policy.multi_pass() || !policy.aligned || policy.residual)
+        continue;
       if (policy.terms.activation) continue;
       switch (policy.scope) {
         case Scope::kWarp:

@@ -68,6 +68,16 @@ class SharedFragment {
     }
   }
   template <typename Raw>
+  __device__ void put(int v, const Raw& raw) const {
+#pragma unroll
+    for (int i = 0; i < kBytes; i += 16) {
+      const uint4& word = reinterpret_cast<const uint4*>(&raw)[i / 16];
+      asm volatile("st.shared.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(word.x), "r"(word.y),
+                   "r"(word.z), "r"(word.w), "r"(at_ + v * pitch_ + i)
+                   : "memory");
+    }
+  }
+  template <typename Raw>
   __device__ void get(int v, Raw& raw, int slot = 0) const {
     uint32_t at = at_ + slot;
     asm volatile("" : "+r"(at));  // or the compiler would hold the addresses of all vectors

@@ -218,6 +218,25 @@ struct Access {
       }
     }
   }
+  static __device__ Raw pack(const C (&values)[W]) {
+    Raw raw;
+#pragma unroll
+    for (int k = 0; k < W; ++k) convert(values[k], raw.at[k]);
+    return raw;
+  }
+  template <bool kEvictFirst = false>
+  static __device__ void store_raw(char* at, const Raw& raw) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const Word word = reinterpret_cast<const Word*>(&raw)[i];
+      Word* const to = reinterpret_cast<Word*>(at) + i;
+      if constexpr (kEvictFirst) {
+        __stcs(to, word);
+      } else {
+        *to = word;
+      }
+    }
+  }
   // The first `count` elements one by one.
   static __device__ void store_elements(char* at, const C (&values)[W], int count) {
 #pragma unroll

@@ -1,12 +1,12 @@
 // Layer norm and RMS norm, backward: dx, and the sums of dweight and dbias, in one pass over x and dy.
 //
 // Blocks are persistent. Each row group takes row after row out of its ring (ring.cuh), whose slots hold
-// [x | dy]. A thread has the same columns all the time, so that its sums of dweight and dbias stay in
+// [x | dy], and with a residual dsum. A thread has the same columns all the time, so that its sums of dweight and dbias stay in
 // registers; at the end the row groups of a block write one row of partials (partials.cuh). Parts in order:
-// load, gradient of the epilogue, row sums, column sums, dx, partials.
+// load, gradient of the epilogue, row sums, column sums, dx (+ dsum), partials.
 #pragma once
 
-#include "cuda/row/backward_load.cuh"
+#include "cuda/row/dsum.cuh"
 #include "cuda/row/partials.cuh"
 #include "cuda/row/policies.h"
 
@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   constexpr int W = kPolicy.vector(), kElements = kPolicy.elements, kVectors = kPolicy.vectors();
   constexpr int kSums = kPolicy.sums();
   constexpr bool kAligned = kPolicy.aligned, kSpecialized = kPolicy.is_specialized();
+  constexpr bool kResidual = kPolicy.residual;
   // Row groups of a warp may have one row more than others of it, which get zeros meanwhile.
   constexpr bool kSharesWarp = kPolicy.groups_per_warp() > 1;
   constexpr bool kMayCenter = !kPolicy.is_rms();
@@ -47,8 +48,10 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   const int part_cols = kSpecialized ? group.size() * kElements : a.part_cols;
   const int stages = kPolicy.knows_stages() ? kMaxStages : a.stages;
   const auto x_bytes = static_cast<int>(slot_part_bytes(part_cols, sizeof(X), kAligned));
-  const int slot_bytes =
-      x_bytes + static_cast<int>(slot_part_bytes(part_cols, sizeof(D), kAligned));
+  using Incoming = Dsum<X, D, kPolicy, Rows>;
+  const int slot_bytes = x_bytes +
+                         static_cast<int>(slot_part_bytes(part_cols, sizeof(D), kAligned)) +
+                         Incoming::bytes(part_cols);
   char* const slots = rings + group.index() * stages * slot_bytes;
   Ring ring(slot_bytes, stages);
   // What a thread has of the first slot, if rows are aligned.
@@ -64,6 +67,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   const int64_t column = rows.part + (kAligned ? first : 0);
   Cursor<X> next_x(a.x, rows.row, column);
   Cursor<D> next_dy(a.dy, rows.row, column);
+  Incoming dsum(a, rows, columns, column, slots, slot_bytes);
   RowIterator next_rows{in_block};
   int to_fetch = rows.steps;
   const auto fetch = [&](int slot) {
@@ -83,15 +87,18 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
       copy_row(next_x, a.x, rows.cols, slots + slot, group.thread(), group.size());
       copy_row(next_dy, a.dy, rows.cols, slots + slot + x_bytes, group.thread(), group.size());
     }
+    dsum.fetch(group, slot, mine);
     // The ring has room for one row in flight: the one after it is prefetched into L2.
     if (kScope == Scope::kCluster && !kPipelined && even && first == 0) {
       prefetch_range(next_x.at + a.x_step.bytes, rows.cols * static_cast<int>(sizeof(X)), a.x.end);
       prefetch_range(next_dy.at + a.dy_step.bytes, rows.cols * static_cast<int>(sizeof(D)),
                      a.dy.end);
+      dsum.prefetch();
     }
     const bool wraps = !even && next_rows.move(a.stride);
     next_x.move(a.x_step, wraps);
     next_dy.move(a.dy_step, wraps);
+    dsum.advance_fetch(wraps);
   };
   float next_mean = 0, next_rstd = 0;
   int64_t next_row = rows.row;
@@ -128,7 +135,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
                                                x_bytes, columns, x_fragment, dy_fragment, x_raw,
                                                dy_raw,  weight,  weights};
   const auto store_dx = [&](const BackwardRow& row, const float(&sums)[kSums]) {
-    if (a.dx.data == nullptr) return;
+    if (!Incoming::wants_dx(a)) return;
     const float from_rstd = -sums[0] * inv_n * row.rstd;
     const float from_mean =
         kMayCenter && (kSpecialized || formula.centers) ? -sums[kSums - 1] * inv_n * row.rstd : 0;
@@ -140,10 +147,13 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
       for (int k = 0; k < W; ++k)
         dx[k] = e.g[k] * row.rstd + (kMayCenter ? e.normalized[k] * from_rstd + from_mean
                                                 : e.normalized[k] * from_rstd);
+      if constexpr (kResidual) dsum.add(row, v, dx);
       if (!row.mine || !columns.inside(v)) return;
       const int at = v * step + (kAligned ? 0 : first);
       char* const to =
           (kThroughSlot ? slots + row.slot : dx_at.at) + at * static_cast<int>(sizeof(X));
+      if constexpr (kResidual && !kThroughSlot) dsum.store_second(at, dx);
+      if (kResidual && !kThroughSlot && a.dx.data == nullptr) return;
       if constexpr (kAligned || kThroughSlot) {
         In::store(to, dx);
       } else {
@@ -152,9 +162,12 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
     });
     if constexpr (kThroughSlot) {
       group.sync();
-      if (row.mine) write_row(dx_at, rows.cols, slots + row.slot, group.thread(), group.size());
+      if constexpr (kResidual) dsum.write_second(row, slots + row.slot, group);
+      if (row.mine && (!kResidual || a.dx.data != nullptr))
+        write_row(dx_at, rows.cols, slots + row.slot, group.thread(), group.size());
     }
     dx_at.move(a.dx_step, row.wraps);
+    if constexpr (kResidual) dsum.second_at.move(a.second_dx_step, row.wraps);
   };
 
   BackwardRow last;  // whose dx is to be computed (kPipelined)
@@ -168,6 +181,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
       row.dy_offset = dy_at.offset16();
       x_at.move(a.x_step, row.wraps);
       dy_at.move(a.dy_step, row.wraps);
+      dsum.advance_row(row.wraps);
       group.sync();
     }
     if constexpr (kRowInRegisters) {
@@ -192,6 +206,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   if (kPipelined && rows.warp_steps > 0) {
     float sums[kSums];
     group.finish_sum(sums);
+    if constexpr (!kAligned) dsum.advance_row(false);
     store_dx(last, sums);
   }
 
@@ -200,7 +215,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
     for (int i = rows.steps; i < rows.block_steps; ++i) {
       if constexpr (!kAligned) group.sync();
       group.sync();
-      if (!kAligned && a.dx.data != nullptr) group.sync();
+      if (!kAligned && Incoming::wants_dx(a)) group.sync();
     }
   }
   write_partials<kPolicy>(a, group, rows, rings, dweight, dbias);

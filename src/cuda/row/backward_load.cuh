@@ -1,5 +1,5 @@
 // x, dy, weight and statistics on their way to the gradient: a thread's vectors of a row, read from a slot of the
-// ring, [x | dy]. The parts refer to the kernel's variables, as those of the forward kernel do
+// ring, [x | dy], or with a residual [x | dy | dsum] (dsum.cuh). The parts refer to the kernel's variables, as those of the forward kernel do
 // (forward_tile.cuh).
 #pragma once
 

@@ -14,21 +14,21 @@ constexpr bool backward_block_first(int elements, int cluster) {
 
 // The policy of a tile.
 constexpr BackwardPolicy backward_policy_of(const Tile& tile, int x_size, int dy_size, bool aligned,
-                                            const EpilogueTerms& terms) {
+                                            const EpilogueTerms& terms, bool residual = false) {
   const BackwardSplit split{
       tile.scope, tile.scope == Scope::kWarp ? tile.threads_per_row : kWarp, tile.elements,
       tile.scope == Scope::kCluster && backward_block_first(tile.elements, tile.cluster)};
-  return backward_policy(split, x_size, dy_size, aligned, terms, tile.specialization);
+  return backward_policy(split, x_size, dy_size, aligned, terms, tile.specialization, residual);
 }
 
 // Dynamic shared memory of a block: the exchange, the rings, and the weights that registers do not hold. In
 // the end the row groups' sums of dweight and dbias lie where the rings were.
 constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool aligned,
-                                  const Tile& tile) {
+                                  const Tile& tile, bool residual = false) {
   const BackwardPolicy policy = backward_policy_of(tile, x_size, dy_size, aligned, kOffsetOnly);
   const int64_t part = part_cols(cols, tile);
-  const int64_t slot =
-      slot_part_bytes(part, x_size, aligned) + slot_part_bytes(part, dy_size, aligned);
+  const int64_t slot = (residual ? 2 : 1) * slot_part_bytes(part, x_size, aligned) +
+                       slot_part_bytes(part, dy_size, aligned);
   const int64_t floats = int64_t{tile.threads_per_row} * tile.elements * sizeof(float);
   const int64_t writers = tile.block_threads / std::max(tile.threads_per_row, kWarp);
   const int64_t sums = tile.row_groups() == 1 ? 0 : 2 * writers * floats;
@@ -40,9 +40,10 @@ constexpr int64_t backward_shared(int64_t cols, int x_size, int dy_size, bool al
 // Gives a tile the most stages for which there is enough shared memory; false if there is not enough for
 // any.
 constexpr bool backward_fits(int64_t cols, int x_size, int dy_size, bool aligned,
-                             const DeviceProperties& device, Tile& tile) {
+                             const DeviceProperties& device, Tile& tile, bool residual) {
   for (tile.stages = kMaxStages; tile.stages >= kMinStages; --tile.stages) {
-    if (backward_shared(cols, x_size, dy_size, aligned, tile) <= device.shared_bytes) return true;
+    if (backward_shared(cols, x_size, dy_size, aligned, tile, residual) <= device.shared_bytes)
+      return true;
   }
   return false;
 }
@@ -50,9 +51,9 @@ constexpr bool backward_fits(int64_t cols, int x_size, int dy_size, bool aligned
 // How a row is split: by the least lanes of a warp that hold it, else by warps, else by the blocks of a
 // cluster.
 constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned,
-                             const DeviceProperties& device) {
+                             const DeviceProperties& device, bool residual = false) {
   const auto fits = [&](Tile& tile) {
-    return backward_fits(cols, x_size, dy_size, aligned, device, tile);
+    return backward_fits(cols, x_size, dy_size, aligned, device, tile, residual);
   };
   for (const BackwardSplit& s : kBackwardGeneral) {
     if (s.scope != Scope::kWarp || cols > s.lanes * s.elements) continue;
@@ -88,7 +89,7 @@ constexpr Tile backward_tile(int64_t cols, int x_size, int dy_size, bool aligned
 // The tile of a specialized kernel, or the same if there is none for it.
 constexpr Tile specialize_backward(const Tile& tile, int64_t cols, int x_size,
                                    const EpilogueTerms& terms, const DeviceProperties& device,
-                                   Specialization specialization) {
+                                   Specialization specialization, bool residual = false) {
   if (specialization == Specialization::kNone) return tile;
   const auto has_kernel = [&](const BackwardPolicy& policy) {
     return backward_policies_of(x_size, x_size).find(policy) >= 0;
@@ -96,9 +97,9 @@ constexpr Tile specialize_backward(const Tile& tile, int64_t cols, int x_size,
   for (const BackwardSplit& s : kBackwardOneWarp) {
     if (cols != kWarp * s.elements) continue;
     Tile warp{.threads_per_row = kWarp, .elements = s.elements, .specialization = specialization};
-    const BackwardPolicy policy = backward_policy_of(warp, x_size, x_size, true, terms);
+    const BackwardPolicy policy = backward_policy_of(warp, x_size, x_size, true, terms, residual);
     warp.block_threads = policy.block_threads();
-    if (has_kernel(policy) && backward_fits(cols, x_size, x_size, true, device, warp) &&
+    if (has_kernel(policy) && backward_fits(cols, x_size, x_size, true, device, warp, residual) &&
         (!policy.knows_stages() || warp.stages == kMaxStages))
       return warp;
   }
@@ -107,8 +108,8 @@ constexpr Tile specialize_backward(const Tile& tile, int64_t cols, int x_size,
   // A block with one row group gains nothing: 5120 columns lost 5 %.
   const bool fills = !tile.multi_pass() && tile.row_groups() > 1 && tile.capacity() == cols &&
                      tile.stages == kMaxStages;
-  return fills && has_kernel(backward_policy_of(special, x_size, x_size, true, terms)) ? special
-                                                                                       : tile;
+  const BackwardPolicy policy = backward_policy_of(special, x_size, x_size, true, terms, residual);
+  return fills && has_kernel(policy) ? special : tile;
 }
 
 }  // namespace evenkeel::cuda

@@ -8,6 +8,7 @@
 #include "cuda/row/epilogue.cuh"
 #include "cuda/row/loader.cuh"
 #include "cuda/row/policies.h"
+#include "cuda/row/prologue.cuh"
 #include "cuda/row/statistics.cuh"
 
 namespace evenkeel::cuda {
@@ -24,10 +25,10 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
   constexpr int W = kPolicy.vector(), kElements = kPolicy.elements, kVectors = kPolicy.vectors();
   constexpr int kRows = kPolicy.rows, kApart = kPolicy.groups_per_warp(), kSize = sizeof(X);
   constexpr int kRowGroups = kPolicy.row_groups(), kEarly = kPolicy.early_weights();
-  constexpr bool kAligned = kPolicy.aligned, kRms = kPolicy.is_rms();
+  constexpr bool kAligned = kPolicy.aligned, kRms = kPolicy.is_rms(), kResidual = kPolicy.residual;
   constexpr bool kEvictFirst = kPolicy.evict_first(), kOnce = kPolicy.unpacks_once();
   using Tile = ForwardTile<X, kPolicy>;
-  using Load = Loader<X, kPolicy>;
+  using Load = std::conditional_t<kPolicy.residual, AddResidual<X, Y, kPolicy>, Loader<X, kPolicy>>;
   using In = typename Tile::In;
   using Out = Access<Y, W, float>;
   const Formula& formula = a.formula;
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
   extern __shared__ __align__(128) uint4 shared[];
   char* const slots = reinterpret_cast<char*>(shared);
   const int slot_bytes =
-      forward_slot_bytes(kScope, blockDim.x, kElements, a.part_cols, kSize, kAligned);
+      forward_slot_bytes(kScope, blockDim.x, kElements, a.part_cols, kSize, kAligned, kResidual);
   RowGroup<kPolicy.group()> group(slots + kRowGroups * slot_bytes, blockDim.x);
   group.open();
   const int part = kScope == Scope::kCluster ? group.block() * a.part_cols : 0;
@@ -54,18 +55,24 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
   prefetch_parameters(formula, a.cols);
   wait_for_previous_kernel();
 
-  // Load. One thread of a block prefetches the rows of a later block into L2; weights are loaded before the
+  // Load, and add the residual. One thread of a block prefetches the rows of a later block into L2; weights are loaded before the
   // reduction where there are registers for them.
   char* const slot = slots + group.index() * slot_bytes;
   const typename Tile::Fragment fragment(slots + at.own * kSize, at.step * kSize);
-  const Cursor<X> x_at(a.x, at.row, at.part);
   typename Tile::Raw raw;
-  Load::issue(a, group, at, x_at, fragment, slot, raw);
+  Load load(a, at);
+  load.issue(group, fragment, slot, raw);
   if (!kEvictFirst && threadIdx.x == 0 && a.prefetch_bytes != 0) {
     const int64_t block_row = static_cast<int64_t>(group.cluster_index()) * (kRowGroups * kRows);
     const int cols = kScope == Scope::kWarp ? kRowGroups * kRows * at.end : at.end - at.part;
-    prefetch_range(a.x.data + (block_row * a.x.row_stride + at.part) * kSize + a.prefetch_bytes,
-                   cols * kSize, a.x.end);
+    constexpr int kXSize = kResidual ? sizeof(Y) : kSize;
+    prefetch_range(a.x.data + (block_row * a.x.row_stride + at.part) * kXSize + a.prefetch_bytes,
+                   cols * kXSize, a.x.end);
+    if constexpr (kResidual) {
+      const int64_t offset = (block_row * a.residual.row_stride + at.part) * kSize;
+      prefetch_range(a.residual.data + offset + a.residual_prefetch_bytes, cols * kSize,
+                     a.residual.end);
+    }
   }
   typename In::Raw early[kEarly == 0 ? 1 : kEarly];
   if constexpr (kEarly > 0) {
@@ -74,14 +81,18 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
     for (int v = 0; v < kEarly; ++v)
       early[v] = In::load_if(at.inside(v), weights + v * at.step * kSize);
   }
-  // A thread of an aligned row waits for its own copies only: no other thread reads them.
-  if constexpr (kPolicy.through_shared()) wait_for_copies(0);
-  if constexpr (!kAligned) {
-    group.sync();
+  if constexpr (kResidual) {
+    load.finish(group, fragment, slot, raw);
+  } else {
+    // A thread of an aligned row waits for its own copies only: no other thread reads them.
+    if constexpr (kPolicy.through_shared()) wait_for_copies(0);
+    if constexpr (!kAligned) {
+      group.sync();
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v)
-      raw[v] = In::load_unaligned_shared(slot + x_at.offset16() + (at.own + v * at.step) * kSize,
-                                         at.valid(v));
+      for (int v = 0; v < kVectors; ++v)
+        raw[v] = In::load_unaligned_shared(
+            slot + load.row.offset16() + (at.own + v * at.step) * kSize, at.valid(v));
+    }
   }
   typename Tile::Unpacked unpacked;
   const Tile tile{at, fragment, raw, unpacked};

@@ -16,14 +16,14 @@ inline constexpr int kForwardLargeBlock = 384;
 
 // The policy of a tile.
 constexpr ForwardPolicy forward_policy_of(const Tile& tile, int x_size, int y_size, bool aligned,
-                                          const EpilogueTerms& terms) {
+                                          const EpilogueTerms& terms, bool residual = false) {
   const bool general = tile.specialization == Specialization::kNone;
   const bool wide = general ? x_size == 4 && aligned && tile.threads_per_row > kForwardLargeBlock
                             : tile.threads_per_row > kForwardSmallBlock;
   const ForwardSplit split{tile.scope, tile.scope == Scope::kWarp ? tile.threads_per_row : kWarp,
                            tile.elements, tile.rows,
                            wide && tile.scope == Scope::kBlock && !tile.multi_pass()};
-  return forward_policy(split, x_size, y_size, aligned, terms, tile.specialization);
+  return forward_policy(split, x_size, y_size, aligned, terms, tile.specialization, residual);
 }
 
 // A block also prefetches rows into L2, for a later one: so many bytes further on (half as much and half
@@ -39,10 +39,11 @@ constexpr int64_t forward_prefetch_rows(int64_t rows, int64_t cols, int x_size, 
 }
 
 // Dynamic shared memory of a block.
-constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile) {
+constexpr int64_t forward_shared(int64_t cols, int x_size, bool aligned, const Tile& tile,
+                                 bool residual = false) {
   if (tile.multi_pass()) return 0;
   const int slot = forward_slot_bytes(tile.scope, tile.threads_per_row, tile.elements,
-                                      part_cols(cols, tile), x_size, aligned);
+                                      part_cols(cols, tile), x_size, aligned, residual);
   const int exchange = exchange_bytes(
       false, forward_exchange_slot_bytes(tile.scope, tile.threads_per_row, tile.cluster));
   return tile.row_groups() * int64_t{slot} + (tile.scope == Scope::kWarp ? 0 : exchange);

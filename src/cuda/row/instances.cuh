@@ -25,9 +25,11 @@ struct RowInstances {
       return kernel<rows_forward_multi_pass<X, Y, float, kPolicy.aligned ? kPolicy.vector() : 1>>(
           "rows_forward_multi_pass");
     } else {
-      return kernel<rows_forward<X, Y, kIndex>>("rows_forward", kPolicy.scope == Scope::kCluster
-                                                                    ? SharedMemory::kRing
-                                                                    : SharedMemory::kLittle);
+      // An unaligned x and its residual may need more than a kernel has without asking for it.
+      constexpr bool kMuch =
+          kPolicy.scope == Scope::kCluster || (kPolicy.residual && !kPolicy.aligned);
+      return kernel<rows_forward<X, Y, kIndex>>(
+          "rows_forward", kMuch ? SharedMemory::kRing : SharedMemory::kLittle);
     }
   }
   template <int kIndex>

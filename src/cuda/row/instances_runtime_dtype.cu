@@ -6,4 +6,9 @@ namespace evenkeel::cuda {
 const KernelSet kRuntimeDtypeF32 = RuntimeDtypeInstances<float>::kSet;
 const KernelSet kRuntimeDtypeF64 = RuntimeDtypeInstances<double>::kSet;
 
+Kernel& add_residual_kernel(Dtype arithmetic) {
+  return arithmetic == Dtype::kF64 ? kernel<add_residual<double>>("add_residual")
+                                   : kernel<add_residual<float>>("add_residual");
+}
+
 }  // namespace evenkeel::cuda

@@ -8,7 +8,7 @@
 namespace evenkeel::cuda {
 
 template <typename X, ForwardPolicy kPolicy>
-struct Loader {
+class Loader {
   using Tile = ForwardTile<X, kPolicy>;
   using Position = ForwardPosition<kPolicy>;
   using In = typename Tile::In;
@@ -16,33 +16,35 @@ struct Loader {
   using Fragment = typename Tile::Fragment;
   static constexpr int kSize = sizeof(X), kVectors = kPolicy.vectors();
 
+ public:
+  __device__ Loader(const ForwardArguments& arguments, const Position& position)
+      : row(arguments.x, position.row, position.part), a(arguments), at(position) {}
+
   // slot: the row group's shared memory, if the row passes through it.
   template <typename Group>
-  static __device__ void issue(const ForwardArguments& a, const Group& group, const Position& at,
-                               const Cursor<X>& row, const Fragment& fragment, char* slot,
-                               Raw& raw) {
+  __device__ void issue(const Group& group, const Fragment& fragment, char* slot, Raw& raw) const {
     if constexpr (kPolicy.resident_in_shared()) {
-      issue_to_shared(at, row, fragment);
+      issue_to_shared(fragment);
       commit_copies();
     } else if constexpr (kPolicy.through_shared()) {
       copy_row(row, a.x, at.end - at.part, slot, group.thread(), group.size());
       commit_copies();
     } else {
-      issue_to_registers(a, group, at, raw);
+      issue_to_registers(group, raw);
     }
   }
 
+  const Cursor<X> row;
+
  private:
-  static __device__ void issue_to_shared(const Position& at, const Cursor<X>& row,
-                                         const Fragment& fragment) {
+  __device__ void issue_to_shared(const Fragment& fragment) const {
     const char* from = row.at + at.own * kSize;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v, from += at.step * kSize)
       fragment.template copy<true>(v, from, 0, at.inside(v));
   }
   template <typename Group>
-  static __device__ void issue_to_registers(const ForwardArguments& a, const Group& group,
-                                            const Position& at, Raw& raw) {
+  __device__ void issue_to_registers(const Group& group, Raw& raw) const {
     constexpr bool kEvictFirst = kPolicy.evict_first();
     // Not by way of the cursor: then the compiler would load the second vector first, which costs 7 %.
     const char* const from = at.address(a.x, kSize);
@@ -62,6 +64,9 @@ struct Loader {
       load([&](int v) { return at.inside(v); });
     }
   }
+
+  const ForwardArguments& a;
+  const Position& at;
 };
 
 }  // namespace evenkeel::cuda

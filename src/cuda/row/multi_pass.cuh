@@ -123,6 +123,11 @@ __device__ inline void backward_row(const BackwardArguments& a, int64_t row,
     C dx[W];
 #pragma unroll
     for (int k = 0; k < W; ++k) dx[k] = rstd * (e.g[k] - mean_g - e.normalized[k] * mean_product);
+    if constexpr (std::is_same_v<X, RuntimeDtype>) {  // takes a residual, too
+      if (a.dsum.data != nullptr) dx[0] += In::load(a.dsum, a.dsum.offset(row) + column);
+      if (a.second_dx.data != nullptr) In::store(a.second_dx, a.second_dx.offset(row) + column, dx);
+      if (a.dx.data == nullptr) return;
+    }
     In::store(a.dx, dx_offset + column, dx);
   });
 }
@@ -132,6 +137,23 @@ __global__ void __launch_bounds__(kMaxThreads)
     rows_backward_multi_pass(const __grid_constant__ BackwardArguments a) {
   each_row(a.rows,
            [&](int64_t row, MultiPassGroup& group) { backward_row<X, D, C, W>(a, row, group); });
+}
+
+// sum = x + residual, for norms that no kernel with a residual takes.
+template <typename C>
+__global__ void __launch_bounds__(kMaxThreads)
+    add_residual(const __grid_constant__ AddArguments a) {
+  using Any = Access<RuntimeDtype, 1, C>;
+  wait_for_previous_kernel();
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    for (int64_t column = threadIdx.x; column < a.cols; column += blockDim.x) {
+      C x[1], residual[1];
+      Any::unpack(Any::load(a.x, a.x.offset(row) + column), x);
+      Any::unpack(Any::load(a.residual, a.residual.offset(row) + column), residual);
+      x[0] += residual[0];
+      Any::store(a.sum, a.sum.offset(row) + column, x);
+    }
+  }
 }
 
 // A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias.

@@ -11,7 +11,7 @@ namespace evenkeel::cuda {
 
 template <typename Policy>
 struct PolicyList {
-  static constexpr int kMost = 64;
+  static constexpr int kMost = 128;
   Policy entries[kMost] = {};
   int count = 0;
 
@@ -73,7 +73,8 @@ inline constexpr ForwardSplit kForwardFloatSpecialized[] = {{Scope::kWarp, 4, 16
 
 constexpr ForwardPolicy forward_policy(const ForwardSplit& split, int x_size, int y_size,
                                        bool aligned, const EpilogueTerms& terms,
-                                       Specialization specialization = Specialization::kNone) {
+                                       Specialization specialization = Specialization::kNone,
+                                       bool residual = false) {
   return {.x_size = x_size,
           .y_size = y_size,
           .scope = split.scope,
@@ -83,25 +84,31 @@ constexpr ForwardPolicy forward_policy(const ForwardSplit& split, int x_size, in
           .wide_block = split.wide_block,
           .aligned = aligned,
           .terms = terms,
-          .specialization = specialization};
+          .specialization = specialization,
+          .residual = residual};
 }
 
 // Of x and y with such elements. A mix of sizes has general kernels for aligned rows without further
 // terms only; so do unaligned rows. The multi-pass kernels take every term.
+//
+// With a residual, x_size is that of the sum. The same list, but for the multi-pass kernels, so that a sum is
+// normalized in the same order of operations, with the same bits, whether it was added before or in the kernel.
 constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
   PolicyList<ForwardPolicy> list;
+  bool residual = false;
   const auto add_all = [&](const auto& splits, bool aligned, const EpilogueTerms& terms,
                            Specialization specialization = Specialization::kNone) {
     for (const ForwardSplit& split : splits) {
       if (aligned || !split.wide_block)
-        list.add(forward_policy(split, x_size, y_size, aligned, terms, specialization));
+        list.add(forward_policy(split, x_size, y_size, aligned, terms, specialization, residual));
     }
   };
   const auto add_general = [&](bool aligned, const EpilogueTerms& terms) {
     x_size == 2 ? add_all(kForwardHalf, aligned, terms) : add_all(kForwardFloat, aligned, terms);
   };
-  add_general(true, kNoTerms);
-  if (x_size == y_size) {
+  const auto add_resident = [&] {
+    add_general(true, kNoTerms);
+    if (x_size != y_size) return;
     add_general(true, kAllTerms);
     add_general(false, kNoTerms);
     if (x_size == 2) {
@@ -111,10 +118,13 @@ constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
       add_all(kForwardFloatSpecialized, true, kNoTerms, Specialization::kRms);
       add_all(kForwardFloatSpecialized, true, kNoTerms, Specialization::kLayer);
     }
-  }
+  };
+  add_resident();
   const ForwardSplit multi_pass{Scope::kBlock, kWarp, 0};
   list.add(forward_policy(multi_pass, x_size, y_size, true, kAllTerms));
   if (x_size == y_size) list.add(forward_policy(multi_pass, x_size, y_size, false, kAllTerms));
+  residual = true;
+  if (x_size >= y_size) add_resident();
   return list;
 }
 
@@ -162,7 +172,8 @@ inline constexpr BackwardSplit kBackwardHalfSpecialized[] = {
 
 constexpr BackwardPolicy backward_policy(const BackwardSplit& split, int x_size, int dy_size,
                                          bool aligned, const EpilogueTerms& terms,
-                                         Specialization specialization = Specialization::kNone) {
+                                         Specialization specialization = Specialization::kNone,
+                                         bool residual = false) {
   return {.x_size = x_size,
           .dy_size = dy_size,
           .scope = split.scope,
@@ -171,7 +182,8 @@ constexpr BackwardPolicy backward_policy(const BackwardSplit& split, int x_size,
           .block_first = split.block_first,
           .aligned = aligned,
           .terms = terms,
-          .specialization = specialization};
+          .specialization = specialization,
+          .residual = residual};
 }
 
 // The weight's offset is added when the weight is loaded, once for all rows of a block, so that every
@@ -180,23 +192,33 @@ inline constexpr EpilogueTerms kOffsetOnly{.weight_offset = true};
 
 constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) {
   PolicyList<BackwardPolicy> list;
+  bool residual = false;
   const auto add_all = [&](const auto& splits, bool aligned, const EpilogueTerms& terms,
                            Specialization specialization = Specialization::kNone) {
-    for (const BackwardSplit& split : splits)
-      list.add(backward_policy(split, x_size, dy_size, aligned, terms, specialization));
+    for (const BackwardSplit& split : splits) {
+      // Of float32 three such rows do not fit into shared memory.
+      if (residual && x_size + dy_size == 8 && split.elements == kBackwardMostElements &&
+          split.scope == Scope::kCluster)
+        continue;
+      list.add(backward_policy(split, x_size, dy_size, aligned, terms, specialization, residual));
+    }
   };
-  add_all(kBackwardGeneral, true, kOffsetOnly);
-  if (x_size == dy_size) {
+  const auto add_resident = [&] {
+    add_all(kBackwardGeneral, true, kOffsetOnly);
+    if (x_size != dy_size) return;
     add_all(kBackwardGeneral, true, kAllTerms);
     add_all(kBackwardGeneral, false, kOffsetOnly);
     for (const Specialization s : {Specialization::kRms, Specialization::kLayer}) {
       add_all(kBackwardOneWarp, true, kOffsetOnly, s);
       if (x_size == 2) add_all(kBackwardHalfSpecialized, true, kOffsetOnly, s);
     }
-  }
+  };
+  add_resident();
   const BackwardSplit multi_pass{Scope::kBlock, kWarp, 0};
   list.add(backward_policy(multi_pass, x_size, dy_size, true, kAllTerms));
   if (x_size == dy_size) list.add(backward_policy(multi_pass, x_size, dy_size, false, kAllTerms));
+  residual = true;
+  if (x_size >= dy_size) add_resident();
   return list;
 }
 

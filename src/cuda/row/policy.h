@@ -55,11 +55,12 @@ inline constexpr int kForwardParameterBytes = 64;
 
 // Shared memory of a row group's part of a row: none, unless it is copied there
 // (ForwardPolicy::through_shared). threads: of the row group in one block.
+// Beside an unaligned x, which has y's size then, lies the residual.
 constexpr int forward_slot_bytes(Scope scope, int threads, int elements, int64_t part_cols,
-                                 int x_size, bool aligned) {
+                                 int x_size, bool aligned, bool residual) {
   if (scope != Scope::kCluster && aligned) return 0;
   if (aligned) return threads * elements * x_size;
-  return static_cast<int>(slot_part_bytes(part_cols, x_size, aligned));
+  return (residual ? 2 : 1) * static_cast<int>(slot_part_bytes(part_cols, x_size, aligned));
 }
 
 struct ForwardPolicy {
@@ -72,6 +73,7 @@ struct ForwardPolicy {
   bool aligned = false;     // every row begins at a multiple of 16 bytes and has a length to match
   EpilogueTerms terms;
   Specialization specialization = Specialization::kNone;
+  bool residual = false;  // the prologue adds one (prologue.cuh)
 
   bool operator==(const ForwardPolicy&) const = default;
 
@@ -80,7 +82,7 @@ struct ForwardPolicy {
     return elements == wanted.elements && lanes == wanted.lanes && scope == wanted.scope &&
            specialization == wanted.specialization && aligned == wanted.aligned &&
            rows == wanted.rows && wide_block == wanted.wide_block && x_size == wanted.x_size &&
-           y_size == wanted.y_size && terms.cover(wanted.terms);
+           y_size == wanted.y_size && residual == wanted.residual && terms.cover(wanted.terms);
   }
 
   constexpr bool multi_pass() const { return elements == 0; }
@@ -148,7 +150,9 @@ struct ForwardPolicy {
   }
 
   // Threads that an SM shall hold at least, which leaves 40 to 80 registers for each.
+  // Beside a residual each thread needs more, and has twice the bytes in flight.
   constexpr int resident_threads() const {
+    if (residual) return scope == Scope::kWarp ? 768 : 1024;
     if (!aligned) return 1024;
     if (is_specialized() && scope == Scope::kBlock && bytes() < 64) return 1536;
     if (is_rms() && scope == Scope::kBlock) return wide_block ? 1152 : 1024;
@@ -183,6 +187,7 @@ struct BackwardPolicy {
   bool aligned = false;
   EpilogueTerms terms;
   Specialization specialization = Specialization::kNone;
+  bool residual = false;  // dsum, which has x's dtype, is added to dx, which may be stored twice
 
   bool operator==(const BackwardPolicy&) const = default;
 
@@ -190,7 +195,7 @@ struct BackwardPolicy {
     return elements == wanted.elements && lanes == wanted.lanes && scope == wanted.scope &&
            specialization == wanted.specialization && aligned == wanted.aligned &&
            block_first == wanted.block_first && x_size == wanted.x_size &&
-           dy_size == wanted.dy_size && terms.cover(wanted.terms);
+           dy_size == wanted.dy_size && residual == wanted.residual && terms.cover(wanted.terms);
   }
 
   constexpr bool multi_pass() const { return elements == 0; }

@@ -34,6 +34,8 @@ struct KernelSet {
 extern const KernelSet kF32F32, kF32F16, kF32BF16, kF16F32, kF16F16, kBF16F32, kBF16BF16;
 // Dtypes looked up at run time: one multi-pass kernel for each pass. Arithmetic in float32, or in float64.
 extern const KernelSet kRuntimeDtypeF32, kRuntimeDtypeF64;
+// The addition of a residual alone, dtypes looked up at run time, in float32 or in float64.
+Kernel& add_residual_kernel(Dtype arithmetic);
 
 struct GroupKernelSet {
   Kernel& (*forward)(bool channels_last, const GroupTile&);
