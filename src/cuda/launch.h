@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/call.h"
+#include "cuda/runtime/device_properties.h"
 #include "cuda/runtime/kernel.h"
 
 namespace evenkeel::cuda {
