@@ -8,8 +8,6 @@
 namespace evenkeel::cuda {
 namespace {
 
-bool is_last(const Call& call) { return call.layout == EK_NHWC; }
-
 const GroupKernelSet& kernels_for(const Call& call, const GroupPlan& plan) {
   if (plan.runtime_dtype)
     return call.compute == Dtype::kF64 ? kGroupsRuntimeDtypeF64 : kGroupsRuntimeDtypeF32;
@@ -35,22 +33,23 @@ GroupScratch scratch_of(const Call& call, const GroupPlan& plan) {
 }
 
 // The kernel of either pass, and before it the one that clears its counters.
-ek_status launch_main(const Call& call, const GroupPlan& plan, Kernel& kernel, bool again,
+ek_status launch_main(const Call& call, const GroupPlan& plan, bool again,
                       const GroupScratch& scratch, void* arguments) {
+  const GroupKernelSet& kernels = kernels_for(call, plan);
   const GroupTile& tile = plan.tile;
   const int64_t chunks = plan.sets * tile.chunks;
   const int64_t blocks = !tile.resident && again ? 2 * chunks : chunks;
   if (!tile.resident) {
     ClearArguments clear{scratch.counters, plan.sets};
     const ek_status status = launch(call,
-                                    {.kernel = kernels_for(call, plan).clear(),
+                                    {.kernel = kernels.clear(),
                                      .blocks = ceil_div(plan.sets, kClearThreads),
                                      .threads = kClearThreads},
                                     &clear);
     if (status != EK_OK) return status;
   }
   return launch(call,
-                {.kernel = kernel,
+                {.kernel = kernels.main(plan.policy),
                  .blocks = blocks,
                  .threads = tile.threads,
                  .cluster = tile.resident ? tile.chunks : 1,
@@ -71,12 +70,10 @@ ek_status forward(const Call& call, const GroupPlan& plan) {
       .stats = call.stats,
       .shape = group_shape(plan.problem, plan.tile, plan.sets, plan.lag),
       .scratch = scratch_of(call, plan)};
-  Kernel& kernel = kernels_for(call, plan).forward(is_last(call), plan.tile);
-  return launch_main(call, plan, kernel, true, arguments.scratch, &arguments);
+  return launch_main(call, plan, true, arguments.scratch, &arguments);
 }
 
 ek_status backward(const Call& call, const GroupPlan& plan) {
-  const GroupKernelSet& kernels = kernels_for(call, plan);
   GroupBackwardArguments arguments{
       .x = device_tensor(call, call.x),
       .dy = device_tensor(call, call.dy),
@@ -88,19 +85,23 @@ ek_status backward(const Call& call, const GroupPlan& plan) {
       .shape = group_shape(plan.problem, plan.tile, plan.sets, plan.lag),
       .scratch = scratch_of(call, plan)};
   if (call.outer > 0) {
-    Kernel& kernel = kernels.backward(is_last(call), plan.tile);
     const ek_status status =
-        launch_main(call, plan, kernel, call.dx.data != nullptr, arguments.scratch, &arguments);
+        launch_main(call, plan, call.dx.data != nullptr, arguments.scratch, &arguments);
     if (status != EK_OK) return status;
   }
   if (!call.dweight && !call.dbias) return EK_OK;
-  return launch_reduce_partials(call, kernels.reduce_partials(), arguments.scratch.dweight_partials,
+  return launch_reduce_partials(call, kernels_for(call, plan).reduce_partials(),
+                                arguments.scratch.dweight_partials,
                                 arguments.scratch.dbias_partials, call.outer * plan.tile.slices);
 }
 
 }  // namespace
 
 bool accepts_groups(const Call& call, const GroupPlan& plan, Note& note) {
+  if (plan.policy < 0) {
+    note.set("group norm: %s", plan.fallback);
+    return false;
+  }
   const int64_t blocks = 2 * plan.sets * plan.tile.chunks;
   if (call.channels <= kMostBlocks && blocks <= kMostBlocks) return true;
   note.set("group norm of %lld channels takes %lld blocks, but each must be at most %lld",
@@ -118,11 +119,12 @@ void describe_groups(const Call& call, const GroupPlan& plan, Note& note) {
   } else {
     std::snprintf(held, sizeof held, "in %d chunks that are read twice", tile.chunks);
   }
-  note.set("units of %lld channels %s, %s loads, blocks of %d threads, arithmetic in %s%s%s",
+  const char* reason = plan.runtime_dtype ? plan.runtime_dtype : plan.fallback;
+  note.set("units of %lld channels %s, %s loads, blocks of %d threads, arithmetic in %s%s%s%s",
            static_cast<long long>(tile.span), held, plan.aligned ? "16-byte" : "single",
            tile.threads, name_of(call.compute),
-           plan.runtime_dtype ? ", types looked up at run time: " : "",
-           plan.runtime_dtype ? plan.runtime_dtype : "");
+           plan.runtime_dtype ? ", types looked up at run time" : "", reason ? ": " : "",
+           reason ? reason : "");
 }
 
 ek_status run_groups(const Call& call, const GroupPlan& plan) {

@@ -14,6 +14,7 @@ bool multiple(const void* address, int64_t bytes) {
 bool is_half(Dtype dtype) { return dtype == Dtype::kF16 || dtype == Dtype::kBF16; }
 
 constexpr char kInF64[] = "arithmetic is in f64", kCuts[] = "an address cuts elements apart";
+constexpr char kNoSplit[] = "no kernel is compiled for this split";
 
 struct Operands {
   const Tensor* tensors[5];  // x, y; or x, dy and those of dx, dsum and dresidual that there are
@@ -70,7 +71,7 @@ const char* why_no_policy(const Call& call, const Plan& plan) {
   if (mixed && !plan.aligned) return "types are mixed and rows are not aligned";
   if (mixed) return "types are mixed beside an activation, casting order or offset";
   if (!plan.aligned) return "rows are not aligned beside an activation, casting order or offset";
-  return "no kernel is compiled for this split";
+  return kNoSplit;
 }
 
 // Whether every row begins at a multiple of 16 bytes.
@@ -235,6 +236,63 @@ const char* why_runtime_dtype_groups(const Call& call) {
   return cuts_elements(call) ? kCuts : nullptr;
 }
 
+GroupProblem group_problem(const Call& call, const GroupPlan& plan) {
+  const bool last = call.layout == EK_NHWC, runtime = plan.runtime_dtype != nullptr;
+  return {.channels = call.channels,
+          .spatial = last ? call.inner : call.width,
+          .per_group = call.channels / call.groups,
+          .channels_last = last,
+          .backward = call.pass == Pass::kBackward,
+          .aligned = !runtime && is_aligned(call),
+          .x_size = runtime ? 0 : static_cast<int>(size_of(call.x.dtype)),
+          .size = static_cast<int>(size_of(call.compute))};
+}
+
+// Finds tile and kernel. Where the table has none for the tile, one that reads single elements takes the call, of
+// these dtypes or else the one that looks dtypes up, and the plan says why.
+void choose_group_policy(const Call& call, const DeviceProperties& properties, GroupPlan& plan) {
+  const auto choose = [&] {
+    const GroupProblem problem = group_problem(call, plan);
+    const GroupChoice choice =
+        choose_group_tile(problem, properties, group_policies_of(problem.x_size));
+    if (choice.fallback) plan.fallback = kNoSplit;
+    plan.problem = choice.problem;
+    plan.aligned = choice.problem.aligned;
+    plan.tile = choice.tile;
+    plan.policy = choice.policy;
+  };
+  choose();
+  if (plan.policy >= 0) return;
+  plan.runtime_dtype = plan.fallback;
+  choose();
+}
+
+// What GroupScratch points to, one after the other.
+void plan_group_workspace(const Call& call, const DeviceProperties& properties, GroupPlan& plan) {
+  const GroupTile& tile = plan.tile;
+  const GroupPolicy policy = group_policy_of(plan.problem, tile);
+  const int64_t size = plan.problem.size, groups = call.outer * call.groups;
+  int64_t at = 0;
+  const auto reserve = [&](int64_t bytes) {
+    const int64_t offset = at;
+    at += round_up(bytes, kWorkspaceAlignment);
+    return offset;
+  };
+  if (!tile.resident) {
+    const bool again = !policy.backward || call.dx;
+    plan.lag = again ? group_lag(plan.sets, tile.chunks, policy.channels_last, properties)
+                     : plan.sets * tile.chunks;
+    reserve(plan.sets * static_cast<int64_t>(sizeof(GroupCounters)));
+    plan.parts_at = reserve(groups * tile.chunks * policy.part_values() * size);
+    plan.results_at = reserve(groups * kGroupResults * size);
+  }
+  if (call.dweight || call.dbias) {
+    plan.partials_bytes = call.outer * tile.slices * call.channels * size;
+    plan.partials_at = reserve(2 * plan.partials_bytes);
+  }
+  plan.workspace = at > 0 ? at + kWorkspaceAlignment : 0;
+}
+
 }  // namespace
 
 Plan make_plan(const Call& call, const DeviceProperties& properties) {
@@ -252,43 +310,12 @@ Plan make_plan(const Call& call, const DeviceProperties& properties) {
 }
 
 GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties) {
-  const bool backward = call.pass == Pass::kBackward, last = call.layout == EK_NHWC;
-  const int64_t spatial = last ? call.inner : call.width, size = size_of(call.compute);
   GroupPlan plan;
   plan.runtime_dtype = why_runtime_dtype_groups(call);
-  plan.aligned = plan.runtime_dtype == nullptr && is_aligned(call);
-  const auto x_size = static_cast<int>(size_of(call.x.dtype));
-  plan.problem = {.channels = call.channels,
-                  .spatial = spatial,
-                  .per_group = call.channels / call.groups,
-                  .channels_last = last,
-                  .backward = backward,
-                  .aligned = plan.aligned,
-                  .x_size = x_size,
-                  .size = static_cast<int>(size)};
-  const GroupTile& tile = plan.tile = group_tile(plan.problem, properties);
-  plan.sets = call.outer * ceil_div(call.channels, tile.span);
-  plan.shared = group_shared(plan.problem, tile);
-  int64_t at = 0;
-  const auto reserve = [&](int64_t bytes) {
-    const int64_t offset = at;
-    at += round_up(bytes, kWorkspaceAlignment);
-    return offset;
-  };
-  const int64_t groups = call.outer * call.groups;
-  if (!tile.resident) {
-    const bool again = !backward || call.dx;
-    plan.lag =
-        again ? group_lag(plan.sets, tile.chunks, last, properties) : plan.sets * tile.chunks;
-    reserve(plan.sets * static_cast<int64_t>(sizeof(GroupCounters)));
-    plan.parts_at = reserve(groups * tile.chunks * part_values(backward) * size);
-    plan.results_at = reserve(groups * kGroupResults * size);
-  }
-  if (call.dweight || call.dbias) {
-    plan.partials_bytes = call.outer * tile.slices * call.channels * size;
-    plan.partials_at = reserve(2 * plan.partials_bytes);
-  }
-  plan.workspace = at > 0 ? at + kWorkspaceAlignment : 0;
+  choose_group_policy(call, properties, plan);
+  plan.sets = call.outer * ceil_div(call.channels, plan.tile.span);
+  plan.shared = group_shared(plan.problem, plan.tile);
+  plan_group_workspace(call, properties, plan);
   return plan;
 }
 

@@ -38,13 +38,15 @@ Plan make_plan(const Call& call, const DeviceProperties& properties);
 
 struct GroupPlan {
   const char* runtime_dtype = nullptr;  // as above
+  // Why no entry of the table serves the call's tile, so that single elements are read twice; or nullptr.
+  const char* fallback = nullptr;
   bool aligned = false;
   GroupProblem problem;
   GroupTile tile;
-  int64_t sets = 0;  // of groups, of all samples
-  int64_t lag = 0;
-  int64_t resident = 0, exchange = 0,
-          shared = 0;  // bytes of shared memory: GroupShape's, and in all
+  int policy = 0;      // the kernel: an index of the table (group/policies.h); -1: there is none
+  int64_t sets = 0;    // of groups, of all samples
+  int64_t lag = 0;     // group_lag()
+  int64_t shared = 0;  // dynamic shared memory in bytes
   int64_t parts_at = 0, results_at = 0, partials_at = 0;  // in the workspace
   int64_t partials_bytes = 0;                             // of dweight; as many for dbias
   int64_t workspace = 0;

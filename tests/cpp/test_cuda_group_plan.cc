@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -74,6 +75,11 @@ Call call_of(const Case& c, Pass pass) {
           .parallel = Parallel(ek_parallel{})};
 }
 
+// The kernel of a plan.
+const GroupPolicy& policy_of(const GroupPlan& plan) {
+  return group_policies_of(plan.problem.x_size).entries[plan.policy];
+}
+
 constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward};
 
 // Calls body(device, case, call, plan) for groups of many sizes, all types, layouts and passes, and
@@ -111,10 +117,26 @@ TEST(CudaGroupPlan, SplitsSamplesTheSameWayWhateverTheirNumber) {
       const GroupPlan other = make_group_plan(call, device);
       EXPECT_TRUE(other.tile == plan.tile) << samples << " samples";
       EXPECT_EQ(other.runtime_dtype, plan.runtime_dtype);
+      EXPECT_EQ(other.policy, plan.policy);
       EXPECT_EQ(other.aligned, plan.aligned);
       EXPECT_EQ(other.shared, plan.shared);
       EXPECT_EQ(other.sets, samples * ceil_div(c.channels, plan.tile.span));
     }
+  });
+}
+
+// The entry of the table is that of the call and the tile; none falls back.
+TEST(CudaGroupPlan, HasAPolicyThatServesTheCall) {
+  for_plans([](const DeviceProperties&, const Case& c, const Call& call, const GroupPlan& plan) {
+    ASSERT_GE(plan.policy, 0);
+    ASSERT_LT(plan.policy, group_policies_of(plan.problem.x_size).count);
+    EXPECT_EQ(plan.fallback, nullptr);
+    const GroupPolicy& policy = policy_of(plan);
+    EXPECT_EQ(policy.backward, call.pass == Pass::kBackward);
+    EXPECT_EQ(policy.channels_last, c.layout == EK_NHWC);
+    EXPECT_EQ(policy.x_size, plan.runtime_dtype ? 0 : size_of(call.x.dtype));
+    EXPECT_EQ(policy.vector > 1, plan.aligned);
+    EXPECT_EQ(policy, group_policy_of(plan.problem, plan.tile));
   });
 }
 
@@ -137,7 +159,7 @@ std::vector<Region> regions_of(const Call& call, const GroupPlan& plan) {
   const int64_t size = size_of(call.compute), groups = call.outer * call.groups;
   std::vector<Region> regions;
   if (!plan.tile.resident) {
-    const int64_t parts = groups * plan.tile.chunks * part_values(call.pass == Pass::kBackward);
+    const int64_t parts = groups * plan.tile.chunks * policy_of(plan).part_values();
     regions.emplace_back(0, plan.sets * static_cast<int64_t>(sizeof(GroupCounters)));
     regions.emplace_back(plan.parts_at, parts * size);
     regions.emplace_back(plan.results_at, groups * kGroupResults * size);
@@ -286,10 +308,18 @@ class GpuTiers : public testing::Test {
   }
 
   void expect(const Way& way) const { EXPECT_TRUE(seen_.contains(way)) << "no case: " << way; }
-  void expect(const std::string& what, const std::string& split, bool forward = true) const {
+  void expect(const std::string& what, const std::string& split) const {
     for (const bool backward : {false, true}) {
-      if (!backward && !forward) continue;
       for (const bool last : {false, true}) expect({backward, last, what, split});
+    }
+  }
+
+  // Of all entries of a table, for x of a dtype or, if it is looked up, for arithmetic in it.
+  void expect_kernels(int x_size, Dtype dtype) const {
+    for (int i = 0; i < group_policies_of(x_size).count; ++i) {
+      EXPECT_TRUE(kernels_.contains({x_size, dtype, i}))
+          << "no case: " << (x_size == 0 ? "types looked up, " : "") << name_of(dtype)
+          << ", policy " << i;
     }
   }
 
@@ -303,24 +333,16 @@ class GpuTiers : public testing::Test {
       seen_.insert({backward, c.layout == EK_NHWC, what, how});
     };
     const std::string split = split_of(plan);
-    if (plan.runtime_dtype) {
-      see("types looked up, " + std::string(name_of(call.compute)), split);
-    } else {
-      const bool resident = plan.tile.resident && !plan.tile.reloads_dy;
-      see(name_of(call.x.dtype), resident ? "resident" : split);
-      if (resident)
-        see(name_of(call.x.dtype), plan.tile.one_group ? "vectors of one group" : "others");
-      see("any type", split);
-    }
+    kernels_.emplace(plan.problem.x_size, plan.runtime_dtype ? call.compute : call.x.dtype,
+                     plan.policy);
+    if (!plan.runtime_dtype) see("any type", split);
     const std::string resident = plan.tile.resident ? "resident" : "read twice";
     if (call.activation == EK_ACTIVATION_SILU) see("SiLU", resident);
     if (c.in_place != support::InPlace::kNone) see("in place", resident);
     if (backward ? !call.dx : !call.mean) see("fewer results", resident);
     if (backward ? call.dweight && !call.dbias : !call.bias) see("no bias", resident);
     if (plan.tile.resident) return;
-    const auto x_size = static_cast<int>(size_of(call.x.dtype));
-    if (plan.tile.vectors > group_vectors(backward, plan.tile.vector, x_size))
-      see("any type", split + " in many sets");
+    if (plan.tile.vectors > policy_of(plan).vectors()) see("any type", split + " in many sets");
     const int64_t chunks = plan.sets * plan.tile.chunks;
     if (plan.tile.chunks == 1) see("any type", "sets of one chunk read twice");
     if (call.pass == Pass::kForward || call.dx)
@@ -328,19 +350,13 @@ class GpuTiers : public testing::Test {
   }
 
   std::set<Way> seen_;
+  std::set<std::tuple<int, Dtype, int>> kernels_;
 };
 
 TEST_F(GpuTiers, ReachEveryKernel) {
-  for (const char* types : {"f32", "f16", "bf16"}) {
-    expect(types, "resident");
-    expect(types, "vectors read twice");
-    expect(types, "elements read twice");
-    expect(types, "dy read twice", false);
-    for (const char* vectors : {"vectors of one group", "others"})
-      expect({false, true, types, vectors});
-  }
-  expect("types looked up, f32", "elements read twice");
-  expect("types looked up, f64", "elements read twice");
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBF16})
+    expect_kernels(static_cast<int>(size_of(dtype)), dtype);
+  for (const Dtype compute : {Dtype::kF32, Dtype::kF64}) expect_kernels(0, compute);
 }
 
 TEST_F(GpuTiers, ReachEverySplit) {

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cuda/group/chunk.h"
@@ -26,7 +27,9 @@ struct Choice {
   const NamedDevice& on;
   GroupProblem problem;
   GroupTile tile;
+  int index;  // of the policy that serves the tile
 
+  const GroupPolicy& policy() const { return group_policies_of(problem.x_size).entries[index]; }
   const DeviceProperties& device() const { return on.device; }
   int64_t groups() const { return problem.channels / problem.per_group; }
   int64_t columns() const { return tile.tile / tile.vector; }
@@ -52,13 +55,13 @@ std::string describe(const Choice& c) {
   return text.str();
 }
 
-// Bytes of an element and of a number in arithmetic. f64 is never aligned (plan.cc).
+// Bytes of an element (0: looked up at run time, which is never aligned) and of a number in arithmetic (plan.cc).
 struct Sizes {
   int x, compute;
   bool aligned;
 };
 constexpr Sizes kSizes[] = {{2, 4, true},  {4, 4, true},  {2, 4, false},
-                            {4, 4, false}, {2, 8, false}, {8, 8, false}};
+                            {4, 4, false}, {0, 4, false}, {0, 8, false}};
 
 struct Sweep {
   std::vector<int64_t> per_group, groups, spatial;
@@ -83,7 +86,11 @@ void for_choices(const NamedDevice& on, const Sweep& sweep, const Body& body) {
                                          .size = sizes.compute};
               const int64_t width = channels_last ? problem.channels : spatial;
               if (sizes.aligned && width % (16 / sizes.x) != 0) continue;
-              body(Choice{on, problem, group_tile(problem, on.device)});
+              const GroupChoice choice =
+                  choose_group_tile(problem, on.device, group_policies_of(sizes.x));
+              const Choice chosen{on, problem, choice.tile, choice.policy};
+              ASSERT_FALSE(choice.fallback) << "no kernel has this tile: " << describe(chosen);
+              body(chosen);
               if (testing::Test::HasFailure()) return;
             }
           }
@@ -120,23 +127,59 @@ void expect_of_all_tiles(const char* (*flaw)(const Choice&)) {
   }
 }
 
-TEST(CudaGroupTile, HasAKernel) {
+TEST(CudaGroupTile, HasAKernelThatTakesIt) {
   expect_of_all_tiles([](const Choice& c) -> const char* {
     const GroupProblem& p = c.problem;
     const GroupTile& t = c.tile;
-    const int vector = p.aligned ? group_vector(p.channels_last, t.resident, p.x_size) : 1;
-    if (t.vector != vector) return "no kernel has such vectors";
-    if (t.resident && !p.aligned) return "single elements are resident";
+    const GroupPolicy& policy = c.policy();
+    if (policy != group_policy_of(p, t)) return "the kernel has another split";
+    if (p.aligned != (policy.vector > 1)) return "vectors and alignment differ";
+    if (policy.resident && !p.aligned) return "single elements are resident";
     if (t.vectors < 1) return "threads without vectors";
     // They are in registers, channels last one set after another.
-    if (!t.resident && !p.channels_last &&
-        t.vectors != group_vectors(p.backward, t.vector, p.x_size))
-      return "no kernel has so many vectors";
-    if (t.one_group && !(p.channels_last && t.resident && p.per_group % t.vector == 0))
-      return "no kernel takes vectors of one group";
-    if (t.threads < kWarp || t.threads % kWarp != 0) return "threads are not one_group warps";
-    return t.threads > group_threads(t.resident) ? "more threads than the kernel is compiled for"
-                                                 : nullptr;
+    if (!policy.resident && !policy.refills() && t.vectors != policy.vectors())
+      return "the kernel has registers for fewer or more vectors";
+    if (policy.one_group && p.per_group % policy.vector != 0)
+      return "vectors lie in several groups";
+    if (t.threads < kWarp || t.threads % kWarp != 0) return "threads are not whole warps";
+    return t.threads > policy.block_threads() ? "more threads than the kernel is compiled for"
+                                              : nullptr;
+  });
+}
+
+// No entry of the table is there twice, and each is the one of some tile.
+TEST(CudaGroupPolicies, AreDifferentAndInUse) {
+  std::set<std::pair<int, int>> used;  // size of an element, index
+  for_choices(kH200, wide_sweep(),
+              [&](const Choice& c) { used.emplace(c.problem.x_size, c.index); });
+  for (const int x_size : {0, 2, 4}) {
+    const auto& table = group_policies_of(x_size);
+    for (int i = 0; i < table.count; ++i) {
+      EXPECT_EQ(table.entries[i].x_size, x_size);
+      EXPECT_EQ(table.find(table.entries[i]), i) << x_size;
+      EXPECT_TRUE(used.contains({x_size, i})) << "elements of " << x_size << ", policy " << i;
+    }
+  }
+}
+
+// A tile without an entry is not served by a neighbour: single elements take the problem, if the table has them.
+TEST(CudaGroupPolicies, FallBackToSingleElements) {
+  PolicyList<GroupPolicy> singles, none;
+  for (const GroupPolicy& policy : group_policies_of(2)) {
+    if (policy.vector == 1) singles.add(policy);
+  }
+  for_choices(kH200, {{8, 10}, {32}, {64, 4096, 1000000}}, [&](const Choice& c) {
+    if (c.problem.x_size != 2) return;
+    SCOPED_TRACE(describe(c));
+    const GroupChoice choice = choose_group_tile(c.problem, kH200.device, singles);
+    EXPECT_EQ(choice.fallback, c.problem.aligned);
+    EXPECT_FALSE(choice.problem.aligned);
+    ASSERT_GE(choice.policy, 0);
+    EXPECT_EQ(singles.entries[choice.policy], group_policy_of(choice.problem, choice.tile));
+    EXPECT_EQ(choice.tile, group_tile(choice.problem, kH200.device));
+    const GroupChoice without = choose_group_tile(c.problem, kH200.device, none);
+    EXPECT_TRUE(without.fallback);
+    EXPECT_EQ(without.policy, -1);
   });
 }
 
@@ -204,7 +247,7 @@ int64_t bytes_touched(const Choice& c) {
   const int64_t slots = c.slots();
   const int64_t sums = p.channels_last ? 2 * slots * t.partial_sums : 2 * slots;
   return resident + barrier +
-         p.size * (parts * part_values(p.backward) + slots * group_numbers(p.backward) + sums);
+         p.size * (parts * c.policy().part_values() + slots * c.policy().numbers() + sums);
 }
 
 TEST(CudaGroupTile, FitsIntoSharedMemory) {
@@ -217,8 +260,7 @@ TEST(CudaGroupTile, FitsIntoSharedMemory) {
         group_exchange_bytes(c.problem, c.tile) % 16 != 0)
       return "a table that is not aligned";
     if (shared > c.device().shared_bytes) return "more shared memory than there is";
-    return group_blocks(c.problem.backward, c.tile.resident) * (shared + kOfBlock) >
-                   c.device().shared_bytes + kOfBlock
+    return c.policy().resident_blocks() * (shared + kOfBlock) > c.device().shared_bytes + kOfBlock
                ? "fewer blocks on a SM than have registers"
                : nullptr;
   });
@@ -255,22 +297,33 @@ const Sweep kSmallSweep{{1, 2, 3, 5, 8, 10, 32, 40, 129, 520},
                         {1, 2, 7, 8, 49, 64, 100, 256, 1000, 1023, 3136, 12544}};
 constexpr int64_t kMostCounted = 50000;
 
+template <int kSize, int kIndex>
+constexpr GroupPolicy kEntry = group_policies_of(kSize).entries[kIndex];
+
 // Calls body(Chunk) with a value of the type that the problem's kernel has: std::type_identity<Chunk<...>>.
+template <int kSize, typename Body, int... kIndex>
+void with_chunk_of(int index, const Body& body, std::integer_sequence<int, kIndex...>) {
+  ((kIndex == index
+        ? body(std::type_identity<
+               Chunk<kEntry<kSize, kIndex>.channels_last, kEntry<kSize, kIndex>.vector>>())
+        : void()),
+   ...);
+}
+template <int kSize, typename Body>
+void with_chunk_of(int index, const Body& body) {
+  with_chunk_of<kSize>(index, body,
+                       std::make_integer_sequence<int, group_policies_of(kSize).count>());
+}
 template <typename Body>
 void with_chunk(const Choice& c, const Body& body) {
-  const auto call = [&](auto last) {
-    constexpr bool kChannelsLast = decltype(last)::value;
-    switch (c.tile.vector) {
-      case 1:
-        return body(std::type_identity<Chunk<kChannelsLast, 1>>());
-      case 4:
-        return body(std::type_identity<Chunk<kChannelsLast, 4>>());
-      case 8:
-        return body(std::type_identity<Chunk<kChannelsLast, 8>>());
-    }
-    FAIL() << "no kernel has vectors of " << c.tile.vector;
-  };
-  c.problem.channels_last ? call(std::true_type()) : call(std::false_type());
+  switch (c.problem.x_size) {
+    case 2:
+      return with_chunk_of<2>(c.index, body);
+    case 4:
+      return with_chunk_of<4>(c.index, body);
+    default:
+      return with_chunk_of<0>(c.index, body);
+  }
 }
 
 constexpr int kSamples = 2;

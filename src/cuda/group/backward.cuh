@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/group/pipeline.cuh"
+#include "cuda/group/policies.h"
 
 namespace evenkeel::cuda {
 
@@ -28,16 +29,15 @@ struct GradientSums {
   }
 };
 
-template <typename X, typename D, typename C, int W, bool kChannelsLast, bool kResident,
-          bool kReloadsDy>
+template <typename X, typename C, GroupPolicy kOwnPolicy>
 struct GroupBackward {
-  static constexpr int kVectors = group_vectors(true, W, sizeof(X));
+  static constexpr GroupPolicy kPolicy = kOwnPolicy;
+  static constexpr int W = kPolicy.vector, kChannels = kPolicy.channels();
+  static constexpr bool kChannelsLast = kPolicy.channels_last;
   using Compute = C;
   using Part = GradientSums<C>;
   using Position = Chunk<kChannelsLast, W>;
   using In = Access<X, W, C>;
-  using InDy = Access<D, W, C>;
-  static constexpr int kChannels = Position::kChannels, kSums = kChannels;
 
   const GroupBackwardArguments& a;
   const GroupSet& set;
@@ -45,11 +45,9 @@ struct GroupBackward {
   // mean; rstd, then the factor of x - mean in dx; weight, then what is added to dx; bias; and, after
   // sums, the factor of dz in dx.
   enum Number { kMean, kRstd, kWeight, kBias, kScale };
-  static constexpr int kForSums = 4, kForOutputs = 4, kResidentParts = 2;
-  static constexpr bool kSumsNeedNumbers = true, kDirect = false, kLoadsTableFirst = !kChannelsLast;
-  const Table<group_numbers(true), kChannels, C> table;
-  ThreadVectors<In, kVectors, kResident> x_vectors;
-  std::conditional_t<kReloadsDy, ReloadedVectors<InDy>, ThreadVectors<InDy, kVectors, kResident>>
+  const Table<kPolicy, C> table;
+  ThreadVectors<In, kPolicy> x_vectors;
+  std::conditional_t<kPolicy.reloads_dy, ReloadedVectors<In>, ThreadVectors<In, kPolicy>>
       dy_vectors;
 
   __device__ GroupBackward(const GroupBackwardArguments& arguments, const GroupSet& own_set,
@@ -88,12 +86,12 @@ struct GroupBackward {
     C mean[kChannels];
     table.get(kMean, position.slot, mean);
     const auto run = [&](const auto& activate) {
-      x_vectors.template each<kChannelsLast>(
+      x_vectors.each(
           first, last,
           [&](int v) {
             C x[W], dz[W];
             In::unpack(x_vectors.get(v), x);
-            InDy::unpack(dy_vectors.get(v), dz);
+            In::unpack(dy_vectors.get(v), dz);
 #pragma unroll
             for (int k = 0; k < W; ++k) x[k] -= mean[k % kChannels];
             activate(x, dz);
@@ -185,13 +183,11 @@ struct GroupBackward {
   }
 };
 
-// kReloadsDy: only x is resident.
-template <typename X, typename D, typename C, int W, bool kChannelsLast, bool kResident,
-          bool kReloadsDy>
-__global__ void __launch_bounds__(group_threads(kResident), group_blocks(true, kResident))
+template <typename X, typename C, int kIndex>
+__global__ void __launch_bounds__(kGroupPolicy<X, kIndex>.block_threads(),
+                                  kGroupPolicy<X, kIndex>.resident_blocks())
     group_backward(const __grid_constant__ GroupBackwardArguments a) {
-  run_group<kResident, kChannelsLast,
-            GroupBackward<X, D, C, W, kChannelsLast, kResident, kReloadsDy>>(a);
+  run_group<GroupBackward<X, C, kGroupPolicy<X, kIndex>>>(a);
 }
 
 }  // namespace evenkeel::cuda

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/group/pipeline.cuh"
+#include "cuda/group/policies.h"
 
 namespace evenkeel::cuda {
 
@@ -65,27 +66,24 @@ struct CenterEstimate {
   }
 };
 
-// kWhole: a thread's channels are all of one group.
-template <typename X, typename Y, typename C, int W, bool kChannelsLast, bool kResident,
-          bool kOneGroup>
+template <typename X, typename C, GroupPolicy kOwnPolicy>
 struct GroupForward {
-  static constexpr int kVectors = group_vectors(false, W, sizeof(X));
+  static constexpr GroupPolicy kPolicy = kOwnPolicy;
+  static constexpr int W = kPolicy.vector, kChannels = kPolicy.channels(), kSums = kPolicy.sums();
+  static constexpr bool kChannelsLast = kPolicy.channels_last, kOneGroup = kPolicy.one_group;
   using Compute = C;
   using Part = Moments<C>;
   using Position = Chunk<kChannelsLast, W>;
   using In = Access<X, W, C>;
-  static constexpr int kChannels = Position::kChannels, kSums = kOneGroup ? 1 : kChannels;
 
   const GroupForwardArguments& a;
   const GroupSet& set;
   const Position& position;
-  // weight, then weight * rstd; bias; the slot's center, then its group's mean. (Or, kDirect, centers,
-  // then results of groups; the others stay as they are.)
+  // weight, then weight * rstd; bias; the slot's center, then its group's mean. (Where threads complete their own
+  // channels, centers, then results of groups; the others stay as they are.)
   enum Number { kWeight, kBias, kMean };
-  static constexpr int kForSums = kChannelsLast ? 3 : 2, kForOutputs = 2, kResidentParts = 3;
-  static constexpr bool kSumsNeedNumbers = kChannelsLast, kLoadsTableFirst = false;
-  const Table<group_numbers(false), kChannels, C> table;
-  ThreadVectors<In, kVectors, kResident> x_vectors;
+  const Table<kPolicy, C> table;
+  ThreadVectors<In, kPolicy> x_vectors;
   C center[kSums];
 
   __device__ GroupForward(const GroupForwardArguments& arguments, const GroupSet& own_set,
@@ -139,7 +137,7 @@ struct GroupForward {
   // Calls body(x) for vectors.
   template <typename Body>
   __device__ void each(int first, int last, const Body& body) {
-    x_vectors.template each<kChannelsLast>(
+    x_vectors.each(
         first, last,
         [&](int v) {
           C x[W];
@@ -214,7 +212,6 @@ struct GroupForward {
     store(a.rstd, results[2]);
   }
 
-  static constexpr bool kDirect = kOneGroup;
   __device__ void store_results(int first, const C (&results)[kGroupResults]) const {
 #pragma unroll
     for (int i = 0; i < kGroupResults; ++i) table.at(kMean, first + i) = results[i];
@@ -228,10 +225,10 @@ struct GroupForward {
 
   __device__ void apply() {
     C mean[kChannels], scale[kChannels], shift[kChannels];
-    if constexpr (!kDirect) table.get(kMean, position.slot, mean);
+    if constexpr (!kPolicy.completes_in_threads()) table.get(kMean, position.slot, mean);
     table.get(kWeight, position.slot, scale);
     table.get(kBias, position.slot, shift);
-    if constexpr (kDirect) {
+    if constexpr (kPolicy.completes_in_threads()) {
       const auto& per_group = a.shape.per_group;
       const int in_group = position.channel -
                            per_group.quotient(position.channel) * static_cast<int>(per_group.value);
@@ -254,7 +251,7 @@ struct GroupForward {
         for (int k = 0; k < W; ++k)
           y[k] =
               activate((x[k] - mean[k % kChannels]) * scale[k % kChannels] + shift[k % kChannels]);
-        Access<Y, W, C>::store(a.y, to.first, y);
+        In::store(a.y, to.first, y);
         to.first += to.step;
       });
     };
@@ -266,12 +263,11 @@ struct GroupForward {
   }
 };
 
-template <typename X, typename Y, typename C, int W, bool kChannelsLast, bool kResident,
-          bool kOneGroup>
-__global__ void __launch_bounds__(group_threads(kResident), group_blocks(false, kResident))
+template <typename X, typename C, int kIndex>
+__global__ void __launch_bounds__(kGroupPolicy<X, kIndex>.block_threads(),
+                                  kGroupPolicy<X, kIndex>.resident_blocks())
     group_forward(const __grid_constant__ GroupForwardArguments a) {
-  run_group<kResident, kChannelsLast,
-            GroupForward<X, Y, C, W, kChannelsLast, kResident, kOneGroup>>(a);
+  run_group<GroupForward<X, C, kGroupPolicy<X, kIndex>>>(a);
 }
 
 }  // namespace evenkeel::cuda

@@ -3,6 +3,6 @@
 
 namespace evenkeel::cuda {
 
-const GroupKernelSet kGroupsBF16 = Groups<__nv_bfloat16, float>::kSet;
+const GroupKernelSet kGroupsBF16 = GroupInstances<__nv_bfloat16, float>::kSet;
 
 }  // namespace evenkeel::cuda

@@ -3,6 +3,6 @@
 
 namespace evenkeel::cuda {
 
-const GroupKernelSet kGroupsF16 = Groups<__half, float>::kSet;
+const GroupKernelSet kGroupsF16 = GroupInstances<__half, float>::kSet;
 
 }  // namespace evenkeel::cuda

@@ -3,6 +3,6 @@
 
 namespace evenkeel::cuda {
 
-const GroupKernelSet kGroupsF32 = Groups<float, float>::kSet;
+const GroupKernelSet kGroupsF32 = GroupInstances<float, float>::kSet;
 
 }  // namespace evenkeel::cuda

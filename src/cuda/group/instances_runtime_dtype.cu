@@ -3,7 +3,7 @@
 
 namespace evenkeel::cuda {
 
-const GroupKernelSet kGroupsRuntimeDtypeF32 = Groups<RuntimeDtype, float>::kSet;
-const GroupKernelSet kGroupsRuntimeDtypeF64 = Groups<RuntimeDtype, double>::kSet;
+const GroupKernelSet kGroupsRuntimeDtypeF32 = GroupInstances<RuntimeDtype, float>::kSet;
+const GroupKernelSet kGroupsRuntimeDtypeF64 = GroupInstances<RuntimeDtype, double>::kSet;
 
 }  // namespace evenkeel::cuda

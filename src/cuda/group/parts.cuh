@@ -9,8 +9,9 @@
 namespace evenkeel::cuda {
 
 // The vectors of a resident chunk arrive in parts: one is summed while the next ones are in flight.
-template <int kParts, typename Position>
+template <GroupPolicy kPolicy, typename Position>
 struct ResidentParts {
+  static constexpr int kParts = kPolicy.parts();
   const Position& position;
 
   __device__ int end_of(int part) const {
@@ -60,8 +61,9 @@ struct TableLoad {
 };
 
 // From a group's part to its results.
-template <bool kResident, typename Pass>
+template <typename Pass>
 struct GroupConclusion {
+  static constexpr bool kResident = Pass::kPolicy.resident;
   using C = typename Pass::Compute;
   using Part = typename Pass::Part;
   using Position = typename Pass::Position;
@@ -81,7 +83,7 @@ struct GroupConclusion {
     if constexpr (kResident) {
       __syncwarp();  // the sub-warp tile's other lanes have read the table
       const auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
-      if constexpr (Pass::kDirect) {
+      if constexpr (Pass::kPolicy.completes_in_threads()) {
         if (sub_warp.lane() == 0 && valid) pass.store_results(of_group.first, result);
       } else {
         for (int slot = of_group.first + sub_warp.lane(); slot < of_group.last && valid;
@@ -100,12 +102,14 @@ struct GroupConclusion {
 
 // From the sums of a chunk's slots to the parts of its groups: concluded if there is one chunk, else sent to the
 // other blocks, or stored.
-template <bool kResident, typename Pass, typename Sums>
+template <typename Pass>
 struct SlotReduction {
+  static constexpr GroupPolicy kPolicy = Pass::kPolicy;
+  static constexpr bool kResident = kPolicy.resident;
   using C = typename Pass::Compute;
   using Part = typename Pass::Part;
   using Position = typename Pass::Position;
-  static constexpr int kStride = Position::kChannels / Pass::kSums;
+  static constexpr int kStride = kPolicy.slot_stride();
 
   const GroupShape& shape;
   const GroupSet& set;
@@ -113,16 +117,16 @@ struct SlotReduction {
   const int &chunk, &groups, &chunks;
   const Pass& pass;
   GroupExchange<Part>& exchange;
-  const Sums& slot_sums;
+  const SlotSums<kPolicy, C>& slot_sums;
   Part* const& parts;
   const int& slots_of_group;
-  const GroupConclusion<kResident, Pass>& conclude;
+  const GroupConclusion<Pass>& conclude;
 
   __device__ void run() const {
     // A resident group has one sub-warp tile, for its slots here and its parts from all blocks: the lane that
     // overwrites a number is the one that used it.
-    const SubWarpTile<Pass::kDirect> of_slots(kResident && chunks > 1 ? max(chunks, slots_of_group)
-                                                                      : slots_of_group);
+    const SubWarpTile<kPolicy.one_group> of_slots(
+        kResident && chunks > 1 ? max(chunks, slots_of_group) : slots_of_group);
     of_slots.each(groups, [&](int group, bool valid) {
       auto of_group = position.slots_of(shape, set, chunk, group, blockDim.x);
       if (!valid) of_group.last = of_group.first;

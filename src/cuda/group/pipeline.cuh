@@ -36,17 +36,19 @@ __device__ inline void wait_until_ready(GroupCounters& counters) {
 //
 //   load(first, last)      loads some vectors of the chunk, perhaps into shared memory
 //   issue(i, channel, loads), value(i, loads)   a number of the table: starts its load, waits for it
-//   begin_sums(), sum(first, last, sums)   of each of the thread's channels, or (kSums = 1) of all
+//   begin_sums(), sum(first, last, sums)   of each of the thread's channels, or (one_group) of all
 //   contribute(slot, values, its two sums, body)   calls body with what a Part takes
 //   Part(sub_warp, each)   of a group: each(body) calls body for what a lane of the sub-warp tile has. All
 //                          lanes get it. contribute(body) is for a Part of parts
 //   store_partials(channel, slice, ...)   a slot's sums, if wants_partials()
 //   finish(part, results)  a group's results; publish(group, results) gives them to the caller
-//   complete(slot, results)   a channel's numbers from its group's results; or (kDirect)
+//   complete(slot, results)   a channel's numbers from its group's results; or (completes_in_threads())
 //   store_results(slot, results)   a group's results into the table, at its first slot
 //   apply()                the outputs of the chunk
-template <bool kResident, bool kChannelsLast, typename Pass, typename Arguments>
+template <typename Pass, typename Arguments>
 __device__ inline void run_group(const Arguments& arguments) {
+  constexpr GroupPolicy kPolicy = Pass::kPolicy;
+  constexpr bool kResident = kPolicy.resident, kChannelsLast = kPolicy.channels_last;
   using C = typename Pass::Compute;
   using Part = typename Pass::Part;
   using Position = typename Pass::Position;
@@ -56,9 +58,8 @@ __device__ inline void run_group(const Arguments& arguments) {
   const WorkItem item(shape, blockIdx.x);
   const GroupSet set(shape, kResident ? cluster.index() : item.set);
   const int chunk = kResident ? cluster.rank() : item.chunk;
-  // What was read last is still in L2, so that it is read first.
   const Position position(shape, set, chunk, threadIdx.x, blockDim.x,
-                          !kResident && kChannelsLast && item.second_pass);
+                          kPolicy.second_pass_backwards() && item.second_pass);
   extern __shared__ __align__(16) char group_memory[];
   const int slots = Position::slots(shape, blockDim.x);
   const int groups = shape.per_group.quotient(set.channels);
@@ -67,8 +68,7 @@ __device__ inline void run_group(const Arguments& arguments) {
   GroupExchange<Part> exchange(exchange_memory, kResident ? chunks : 1, groups);
   Pass pass(arguments, set, position, group_memory,
             reinterpret_cast<C*>(exchange_memory + shape.exchange));
-  constexpr int kParts = kResident ? Pass::kResidentParts : 1;
-  const ResidentParts<kParts, Position> in_parts{position};
+  const ResidentParts<kPolicy, Position> in_parts{position};
   wait_for_previous_kernel();
   // Numbers of the table, each by another thread, which issues the load before those of the vectors, or after
   // the first part of them: their addresses take a while to compute.
@@ -76,44 +76,43 @@ __device__ inline void run_group(const Arguments& arguments) {
   const TableLoad<Pass> table{shape, set, position, chunk, slots, pass, numbers};
   const bool sums = kResident || !item.second_pass;
   const auto thread = static_cast<int>(threadIdx.x);
-  const int last = (sums ? Pass::kForSums : Pass::kForOutputs) * slots;
+  const int last = (sums ? kPolicy.numbers_for_sums() : kPolicy.numbers_for_outputs()) * slots;
   const auto load_first = [&] {
     table.each(thread, min(last, static_cast<int>(blockDim.x)),
                [&](int number, int slot) { table.issue(number, slot); });
   };
-  if constexpr (kResident && Pass::kLoadsTableFirst) load_first();
+  if constexpr (kPolicy.loads_table_first()) load_first();
   in_parts.each([&](int part, int from, int to) {
     pass.load(from, to);
     if constexpr (kResident) commit_copies();
-    if (kResident && !Pass::kLoadsTableFirst && part == 0) load_first();
+    if (kResident && !kPolicy.loads_table_first() && part == 0) load_first();
   });
   table.each(thread, last, [&](int number, int slot) {
     if (!kResident || number * slots + slot != thread) table.issue(number, slot);
     pass.table.at(number, slot) = pass.value(number, numbers);
   });
-  if constexpr (Pass::kSumsNeedNumbers) __syncthreads();
+  if constexpr (kPolicy.sums_need_numbers()) __syncthreads();
   C* const results = reinterpret_cast<C*>(scratch.results) + kGroupResults * set.group(shape);
   Part* const parts =  // of sets that are read twice
       reinterpret_cast<Part*>(scratch.parts) + set.group(shape) * chunks;
 
   if (sums) {
-    constexpr int kStride = Position::kChannels / Pass::kSums;
-    const SlotSums<kChannelsLast, kStride, C> slot_sums{pass.table.end(), slots};
+    const SlotSums<kPolicy, C> slot_sums{pass.table.end(), slots};
     {
-      C of_thread[2][Pass::kSums] = {};
+      C of_thread[2][kPolicy.sums()] = {};
       in_parts.each([&](int part, int from, int to) {
-        if constexpr (kResident) wait_for_copies(kParts - 1 - part);
+        if constexpr (kResident) wait_for_copies(kPolicy.parts() - 1 - part);
         if (part == 0) pass.begin_sums();
         pass.sum(from, to, of_thread);
       });
       slot_sums.make(shape, position, of_thread);
     }
     const int slots_of_group =
-        kChannelsLast ? static_cast<int>(shape.per_group.value) / kStride : slots;
-    const GroupConclusion<kResident, Pass> conclude{shape, set, position, chunk, pass, results};
-    const SlotReduction<kResident, Pass, SlotSums<kChannelsLast, kStride, C>> reduction{
-        shape, set,      position,  chunk, groups,         chunks,
-        pass,  exchange, slot_sums, parts, slots_of_group, conclude};
+        kChannelsLast ? static_cast<int>(shape.per_group.value) / kPolicy.slot_stride() : slots;
+    const GroupConclusion<Pass> conclude{shape, set, position, chunk, pass, results};
+    const SlotReduction<Pass> reduction{shape,     set,    position,       chunk,
+                                        groups,    chunks, pass,           exchange,
+                                        slot_sums, parts,  slots_of_group, conclude};
     if constexpr (kResident) exchange.open();
     reduction.run();
     if (pass.wants_partials()) {
@@ -130,7 +129,8 @@ __device__ inline void run_group(const Arguments& arguments) {
       } else if (!is_last_chunk(scratch.counters[set.index], chunks)) {
         return;
       }
-      const SubWarpTile<Pass::kDirect> of_chunks(kResident ? max(chunks, slots_of_group) : chunks);
+      const SubWarpTile<kPolicy.one_group> of_chunks(kResident ? max(chunks, slots_of_group)
+                                                               : chunks);
       of_chunks.each(groups, [&](int group, bool valid) {
         const Part part(of_chunks, [&](auto body) {
 #pragma unroll(kResident ? 1 : 8)

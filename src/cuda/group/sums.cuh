@@ -20,19 +20,19 @@ __device__ inline double ratio(double a, double b) { return a / b; }
 // The sums of slots, in shared memory: first partial sums, one for each warp, or for each row of threads
 // where that is longer; then their sum. (Channels first there is one, and a line's threads are in one warp.)
 //
-// kStride: slots of which one has the sums of all.
-template <bool kChannelsLast, int kStride, typename C>
+template <GroupPolicy kPolicy, typename C>
 struct SlotSums {
+  using Position = Chunk<kPolicy.channels_last, kPolicy.vector>;
+  static constexpr bool kChannelsLast = kPolicy.channels_last;
+  static constexpr int kSums = kPolicy.sums(), kStride = kPolicy.slot_stride();
+
   C* data;
   int slots;
 
   __device__ C get(int which, int slot) const { return data[which * slots + slot]; }
 
   // Reduces the sums of threads. Ends with a barrier.
-  template <int W>
-  __device__ void make(const GroupShape& s, const Chunk<kChannelsLast, W>& chunk,
-                       C (&sums)[2][Chunk<kChannelsLast, W>::kChannels / kStride]) const {
-    constexpr int kSums = Chunk<kChannelsLast, W>::kChannels / kStride;
+  __device__ void make(const GroupShape& s, const Position& chunk, C (&sums)[2][kSums]) const {
     const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int lane = thread % kWarp;
     if constexpr (kChannelsLast) {
@@ -85,8 +85,10 @@ struct SlotSums {
 };
 
 // Numbers of the chunk's channels, or lines, that all threads need, in shared memory.
-template <int kNumbers, int kChannels, typename C>
+template <GroupPolicy kPolicy, typename C>
 struct Table {
+  static constexpr int kNumbers = kPolicy.numbers(), kChannels = kPolicy.channels();
+
   C* data;
   int slots;
 

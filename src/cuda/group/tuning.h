@@ -17,46 +17,24 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/group/policies.h"
 #include "cuda/runtime/device_properties.h"
 
 namespace evenkeel::cuda {
-
-inline constexpr int kGroupThreads = 512;
-inline constexpr int kTwoPassThreads = 256;  // of blocks that read twice
-inline constexpr int kClearThreads = 256;
-
-// Elements of a vector: 16 bytes. Where a vector has a channel for each element, their numbers take registers,
-// which are scarce in blocks that hold a chunk in registers.
-constexpr int group_vector(bool channels_last, bool resident, int x_size) {
-  return channels_last && !resident ? 4 : 16 / x_size;
-}
-
-// Vectors of each tensor that a thread has in registers at once, if the set is not resident: 128 bytes in
-// all, or 8 single elements. Channels last it may have more vectors than that.
-constexpr int group_vectors(bool backward, int vector, int x_size) {
-  return vector == 1 ? 8 : (backward ? 64 : 128) / (vector * x_size);
-}
-
-// The most threads of a block, and the blocks that an SM shall hold at least, which say how many registers
-// threads have.
-constexpr int group_threads(bool resident) { return resident ? kGroupThreads : kTwoPassThreads; }
-constexpr int group_blocks(bool backward, bool resident) { return resident ? 1 : backward ? 3 : 4; }
 
 struct GroupProblem {
   int64_t channels, spatial, per_group;  // per_group: channels of a group
   bool channels_last;
   bool backward;
   bool aligned;
-  int x_size;  // bytes of an element
+  int x_size;  // GroupPolicy's
   int size;    // of a number in arithmetic
 };
 
 struct GroupTile {
-  bool resident = false;    // clusters hold sets in shared memory
-  bool reloads_dy = false;  // but not their dy, which is loaded twice
-  bool one_group = false;   // channels last and resident: vectors lie in one group each
-  int vector = 1;           // elements that are loaded at once
-  int vectors = 0;          // of each tensor and thread, at most
+  bool resident = false, reloads_dy = false, one_group = false;  // GroupPolicy's
+  int vector = 1;
+  int vectors = 0;  // of each tensor and thread, at most
   int threads = 0;
   int64_t span = 0;      // channels of a set
   int64_t slice = 0;     // pixels of a slice, at most
@@ -70,16 +48,20 @@ struct GroupTile {
   bool operator==(const GroupTile&) const = default;
 };
 
-// Values of a group's part, numbers of a channel in a chunk's table, and a group's results
-// (group_forward.cuh, group_backward.cuh).
-constexpr int part_values(bool backward) { return backward ? 2 : 4; }
-constexpr int group_numbers(bool backward) { return backward ? 5 : 3; }
-inline constexpr int kGroupResults = 3;
+// The policy of a tile.
+constexpr GroupPolicy group_policy_of(const GroupProblem& p, const GroupTile& t) {
+  return {.x_size = p.x_size,
+          .backward = p.backward,
+          .channels_last = p.channels_last,
+          .resident = t.resident,
+          .vector = t.vector,
+          .one_group = t.one_group,
+          .reloads_dy = t.reloads_dy};
+}
 
 // What a block holds of its set: vectors of 16 bytes.
 constexpr int64_t resident_bytes(const GroupProblem& p, const GroupTile& t) {
-  const int tensors = p.backward && !t.reloads_dy ? 2 : 1;
-  return t.resident ? int64_t{16} * tensors * t.vectors * t.threads : 0;
+  return int64_t{16} * group_policy_of(p, t).resident_tensors() * t.vectors * t.threads;
 }
 
 // What blocks of a cluster send each other: an mbarrier, and parts of groups.
@@ -87,7 +69,7 @@ inline constexpr int kGroupBarrierBytes = 16;
 constexpr int64_t group_exchange_bytes(const GroupProblem& p, const GroupTile& t) {
   if (!t.resident || t.chunks == 1) return 0;
   return kGroupBarrierBytes + round_up(int64_t{t.chunks} * ceil_div(t.span, p.per_group) *
-                                           part_values(p.backward) * p.size,
+                                           group_policy_of(p, t).part_values() * p.size,
                                        16);
 }
 
@@ -96,7 +78,7 @@ constexpr int64_t group_shared(const GroupProblem& p, const GroupTile& t) {
   const int64_t slots = p.channels_last ? t.tile : t.threads / t.lanes;
   const int64_t sums = 2 * slots * (p.channels_last ? t.partial_sums : 1);
   return resident_bytes(p, t) + group_exchange_bytes(p, t) +
-         p.size * (round_up(group_numbers(p.backward) * slots, 4) + sums);
+         p.size * (round_up(group_policy_of(p, t).numbers() * slots, 4) + sums);
 }
 
 constexpr int pow2_at_least(int64_t n, int most) {
@@ -143,7 +125,7 @@ constexpr bool split_lines(const GroupProblem& p, int64_t threads, int cluster, 
   const int64_t lines = t.span * t.slices;
   const int64_t in_block =
       t.resident ? ceil_div(lines, cluster) : std::min(lines, threads / t.lanes);
-  if (in_block * t.lanes > kGroupThreads) return false;
+  if (in_block * t.lanes > kResidentBlock) return false;
   t.threads = static_cast<int>(round_up(in_block * t.lanes, kWarp));
   t.chunks = static_cast<int>(ceil_div(lines, t.threads / t.lanes));
   return true;
@@ -151,7 +133,7 @@ constexpr bool split_lines(const GroupProblem& p, int64_t threads, int cluster, 
 
 // Blocks that hold up to a half of the shared memory come in pairs, one of which loads while the other
 // stores.
-inline constexpr int kResidentThreads = 256;
+inline constexpr int kPairBlock = 256;  // the most threads
 constexpr int64_t half_of(const DeviceProperties& device) { return device.shared_bytes / 2 - 1024; }
 
 // Bytes of neighbouring channels that a chunk should have at least.
@@ -161,64 +143,109 @@ inline constexpr int64_t kSectorBytes = 32;  // that are read from memory at lea
 // Vectors of a pixel in a chunk that is read twice, at most.
 inline constexpr int64_t kColumns = 16;
 
-constexpr GroupTile group_tile(const GroupProblem& p, const DeviceProperties& device) {
-  if (p.aligned) {
-    const int vector = group_vector(p.channels_last, true, p.x_size);
-    const int64_t base = std::lcm(int64_t{vector}, p.per_group);
-    const auto is_wide = [&](int64_t tile) {
-      return tile >= p.channels ||
-             (tile * p.x_size >= kLeastTileBytes && tile * p.x_size % kSectorBytes == 0);
-    };
-    // Pairs of blocks that hold all; then the smallest clusters; then chunks of equal size, and wide.
-    constexpr struct {
-      bool pairs, reloads_dy;
-    } kWays[] = {{true, false}, {true, true}, {false, false}, {false, true}};
-    const int64_t widest =
-        std::min(round_up(p.channels, base), base * ceil_div(kTileBytes, base * p.x_size));
-    int64_t even = widest;
-    while (even > 0 && (!is_wide(even) || p.channels % even != 0)) even -= base;
-    for (const auto& way : kWays) {
-      if (!p.backward && (way.reloads_dy || !way.pairs)) continue;  // to read x twice is faster
-      const int64_t threads = way.pairs ? kResidentThreads : kGroupThreads;
-      for (int cluster = 1; cluster <= device.cluster_limit;
-           cluster += p.channels_last && way.pairs ? 1 : cluster) {
-        for (int64_t tile = widest; tile > 0; tile -= base) {
-          if (p.channels_last && (!is_wide(tile) || (even > 0 && p.channels % tile != 0))) continue;
-          GroupTile t{.resident = true,
-                      .reloads_dy = way.reloads_dy,
-                      .one_group = p.channels_last && p.per_group % vector == 0,
-                      .vector = vector};
-          if (!(p.channels_last ? split_rows(p, tile, tile, threads, 1, cluster, t)
-                                : split_lines(p, threads, cluster, t)))
-            continue;
-          if (group_shared(p, t) <= (way.pairs ? half_of(device) : device.shared_bytes)) return t;
-          if (!p.channels_last) break;
-        }
+// Channels last: the channels that resident chunks may have, in steps of `base`, which is whole groups of whole
+// vectors.
+struct GroupTileWidths {
+  int64_t base, widest;
+  bool even;  // there are chunks of equal size, and only these are taken
+
+  constexpr GroupTileWidths(const GroupProblem& p, int vector)
+      : base(std::lcm(int64_t{vector}, p.per_group)),
+        widest(std::min(round_up(p.channels, base), base * ceil_div(kTileBytes, base * p.x_size))),
+        even(false) {
+    for (int64_t tile = widest; tile > 0 && !even; tile -= base)
+      even = is_wide(p, tile) && p.channels % tile == 0;
+  }
+  static constexpr bool is_wide(const GroupProblem& p, int64_t tile) {
+    return tile >= p.channels ||
+           (tile * p.x_size >= kLeastTileBytes && tile * p.x_size % kSectorBytes == 0);
+  }
+  constexpr bool take(const GroupProblem& p, int64_t tile) const {
+    return is_wide(p, tile) && (!even || p.channels % tile == 0);
+  }
+};
+
+// The tile of aligned sets that clusters can hold; not resident: they cannot.
+constexpr GroupTile resident_group_tile(const GroupProblem& p, const DeviceProperties& device) {
+  const int vector = group_vector(p.channels_last, true, p.x_size);
+  const GroupTileWidths widths(p, vector);
+  // Pairs of blocks that hold all; then the smallest clusters; then chunks of equal size, and wide.
+  constexpr struct {
+    bool pairs, reloads_dy;
+  } kWays[] = {{true, false}, {true, true}, {false, false}, {false, true}};
+  for (const auto& way : kWays) {
+    if (!p.backward && (way.reloads_dy || !way.pairs)) continue;  // to read x twice is faster
+    const int64_t threads = way.pairs ? kPairBlock : kResidentBlock;
+    for (int cluster = 1; cluster <= device.cluster_limit;
+         cluster += p.channels_last && way.pairs ? 1 : cluster) {
+      for (int64_t tile = widths.widest; tile > 0; tile -= widths.base) {
+        if (p.channels_last && !widths.take(p, tile)) continue;
+        GroupTile t{.resident = true,
+                    .reloads_dy = way.reloads_dy,
+                    .one_group = !p.backward && p.channels_last && p.per_group % vector == 0,
+                    .vector = vector};
+        if (!(p.channels_last ? split_rows(p, tile, tile, threads, 1, cluster, t)
+                              : split_lines(p, threads, cluster, t)))
+          continue;
+        if (group_shared(p, t) <= (way.pairs ? half_of(device) : device.shared_bytes)) return t;
+        if (!p.channels_last) break;
       }
     }
   }
+  return {};
+}
+
+// The tile of sets that are read twice.
+constexpr GroupTile two_pass_group_tile(const GroupProblem& p, const DeviceProperties& device) {
   GroupTile t{.vector = p.aligned ? group_vector(p.channels_last, false, p.x_size) : 1};
-  const int64_t threads = kTwoPassThreads;
-  const int vectors = group_vectors(p.backward, t.vector, p.x_size);
+  const GroupPolicy policy = group_policy_of(p, t);
+  const int64_t threads = kTwoPassBlock;
   if (!p.channels_last) {
-    t.vectors = vectors;
+    t.vectors = policy.vectors();
     split_lines(p, threads, 0, t);
     return t;
   }
   // Chunks of whole groups if they can be; all channels as one set otherwise. In either case a sample has no
   // more chunks than run at once.
-  const int64_t most = int64_t{device.sms} * group_blocks(p.backward, false);
+  const int64_t most = int64_t{device.sms} * policy.resident_blocks();
   const int64_t widest = int64_t{kColumns} * t.vector;
   const int64_t base = std::lcm(int64_t{t.vector}, p.per_group);
   int64_t tile = std::min(widest / base * base, round_up(p.channels, base));
   while (tile > 0 && p.channels % tile != 0) tile -= base;
   if (tile * 2 >= std::min(widest, p.channels)) {
-    split_rows(p, tile, tile, threads, vectors, most / (p.channels / tile), t);
+    split_rows(p, tile, tile, threads, policy.vectors(), most / (p.channels / tile), t);
   } else {
     split_rows(p, p.channels, std::min(widest, round_up(p.channels, int64_t{t.vector})), threads,
-               vectors, most, t);
+               policy.vectors(), most, t);
   }
   return t;
+}
+
+constexpr GroupTile group_tile(const GroupProblem& p, const DeviceProperties& device) {
+  if (p.aligned) {
+    if (const GroupTile tile = resident_group_tile(p, device); tile.resident) return tile;
+  }
+  return two_pass_group_tile(p, device);
+}
+
+// A tile, and the entry of a table that serves it.
+struct GroupChoice {
+  GroupProblem problem;  // fallback: not aligned
+  GroupTile tile;
+  int policy = -1;        // an index of the table; -1: it has none, not for single elements either
+  bool fallback = false;  // no entry serves the tile that the problem should have
+};
+
+constexpr GroupChoice choose_group_tile(const GroupProblem& p, const DeviceProperties& device,
+                                        const PolicyList<GroupPolicy>& table) {
+  GroupChoice choice{.problem = p, .tile = group_tile(p, device)};
+  choice.policy = table.find(group_policy_of(p, choice.tile));
+  if (choice.policy >= 0) return choice;
+  choice.fallback = true;
+  choice.problem.aligned = false;
+  choice.tile = group_tile(choice.problem, device);
+  choice.policy = table.find(group_policy_of(choice.problem, choice.tile));
+  return choice;
 }
 
 // Chunks that are read for their sums before the first one is read for the second time: those of whole sets,

@@ -2,15 +2,18 @@
 #pragma once
 
 #include "cuda/group/chunk.h"
+#include "cuda/group/policy.h"
 #include "cuda/primitives/async_copy.cuh"
 #include "cuda/primitives/element.cuh"
 
 namespace evenkeel::cuda {
 
-// A thread's vectors of a tensor: resident in shared memory, where each thread has its own words; or K at a
+// A thread's vectors of a tensor: resident in shared memory, where each thread has its own words; or some at a
 // time in registers.
-template <typename Access, int K, bool kResident>
+template <typename Access, GroupPolicy kPolicy>
 struct ThreadVectors {
+  static constexpr int K = kPolicy.vectors();
+  static constexpr bool kResident = kPolicy.resident, kRefills = kPolicy.refills();
   using Raw = typename Access::Raw;
   Raw raw[kResident ? 1 : K];
   const uint4* resident;
@@ -58,7 +61,7 @@ struct ThreadVectors {
   }
   // Calls body(v) for the vectors from `first` to `last`, in order; in registers for all up to `last`, and
   // refill(v) where another one follows in the same registers.
-  template <bool kRefills, typename Body, typename Refill>
+  template <typename Body, typename Refill>
   static __device__ void each(int first, int last, const Body& body, const Refill& refill) {
     if constexpr (kResident) {
 #pragma unroll 2

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "cuda/group/tuning.h"
 
 namespace evenkeel::cuda {
 
@@ -37,9 +36,9 @@ extern const KernelSet kRuntimeDtypeF32, kRuntimeDtypeF64;
 // The addition of a residual alone, dtypes looked up at run time, in float32 or in float64.
 Kernel& add_residual_kernel(Dtype arithmetic);
 
+// policy: its index in the table of its element size (group/policies.h), which says which pass it is of.
 struct GroupKernelSet {
-  Kernel& (*forward)(bool channels_last, const GroupTile&);
-  Kernel& (*backward)(bool channels_last, const GroupTile&);
+  Kernel& (*main)(int policy);
   Kernel& (*clear)();
   Kernel& (*reduce_partials)();
 };
