@@ -1,6 +1,6 @@
-// The steps of run_group() (pipeline.cuh) that have a name: vectors in parts, the table, the parts of groups and
-// their results. They refer to its variables, as closures do, instead of owning them: so the machine code is that
-// of one function.
+// The steps of run_group() (pipeline.cuh): loads and sums of vectors, the table, the parts of groups and their
+// results. They refer to its variables, as closures do, so that the compiler sees one function. Registers and
+// schedule depend on how they are cut and on the order of members: compare the machine code after a change.
 #pragma once
 
 #include "cuda/group/sums.cuh"
@@ -17,6 +17,25 @@ struct ResidentParts {
   __device__ int end_of(int part) const {
     return part + 1 == kParts ? position.count
                               : min(max(position.count * (part + 1) / kParts, 2), position.count);
+  }
+  // Issues the loads of the chunk's vectors, and load_table() before or among them.
+  template <typename Pass, typename LoadTable>
+  __device__ void load(Pass& pass, const LoadTable& load_table) const {
+    if constexpr (kPolicy.loads_table_first()) load_table();
+    each([&](int part, int from, int to) {
+      pass.load(from, to);
+      if constexpr (kPolicy.resident) commit_copies();
+      if (kPolicy.resident && !kPolicy.loads_table_first() && part == 0) load_table();
+    });
+  }
+  // Adds the vectors to the sums of the thread, as they arrive.
+  template <typename Pass, typename Sums>
+  __device__ void sum(Pass& pass, Sums& sums) const {
+    each([&](int part, int from, int to) {
+      if constexpr (kPolicy.resident) wait_for_copies(kParts - 1 - part);
+      if (part == 0) pass.begin_sums();
+      pass.sum(from, to, sums);
+    });
   }
   // Calls body(part, first, last). Two parts in a loop compile to slower code.
   template <typename Body>
@@ -42,7 +61,8 @@ struct TableLoad {
   const GroupSet& set;
   const Position& position;
   const int &chunk, &slots;
-  const Pass& pass;
+  const int& last;  // the end of the entries that are loaded
+  Pass& pass;
   Loads& loads;
 
   // Calls body(number, slot) for the thread's entries from `first` on.
@@ -58,6 +78,26 @@ struct TableLoad {
     return min(position.line_of(shape, chunk, slot, blockDim.x).channel, set.channels - 1);
   }
   __device__ void issue(int number, int slot) const { pass.issue(number, channel_of(slot), loads); }
+
+  // Completes the table from the results of groups, of a set that is read for the second time.
+  template <typename C>
+  __device__ void complete(const C* results) const {
+    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x)
+      pass.complete(slot, results + kGroupResults * shape.per_group.quotient(channel_of(slot)));
+  }
+  // Issues the load of the thread's first entry, among those of resident vectors.
+  __device__ void issue_first() const {
+    each(static_cast<int>(threadIdx.x), min(last, static_cast<int>(blockDim.x)),
+         [&](int number, int slot) { issue(number, slot); });
+  }
+  // Stores the thread's entries. Those that are not in flight yet are loaded here.
+  __device__ void finish() const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    each(thread, last, [&](int number, int slot) {
+      if (!Pass::kPolicy.resident || number * slots + slot != thread) issue(number, slot);
+      pass.table.at(number, slot) = pass.value(number, loads);
+    });
+  }
 };
 
 // From a group's part to its results.
@@ -100,8 +140,7 @@ struct GroupConclusion {
   }
 };
 
-// From the sums of a chunk's slots to the parts of its groups: concluded if there is one chunk, else sent to the
-// other blocks, or stored.
+// From the sums of a chunk's slots to the parts of its groups, and from the parts of all chunks to their results.
 template <typename Pass>
 struct SlotReduction {
   static constexpr GroupPolicy kPolicy = Pass::kPolicy;
@@ -111,6 +150,7 @@ struct SlotReduction {
   using Position = typename Pass::Position;
   static constexpr int kStride = kPolicy.slot_stride();
 
+  const GroupConclusion<Pass>& conclude;
   const GroupShape& shape;
   const GroupSet& set;
   const Position& position;
@@ -120,9 +160,9 @@ struct SlotReduction {
   const SlotSums<kPolicy, C>& slot_sums;
   Part* const& parts;
   const int& slots_of_group;
-  const GroupConclusion<Pass>& conclude;
 
-  __device__ void run() const {
+  // Parts are concluded if there is one chunk, else sent to the other blocks, or stored.
+  __device__ void reduce_slots() const {
     // A resident group has one sub-warp tile, for its slots here and its parts from all blocks: the lane that
     // overwrites a number is the one that used it.
     const SubWarpTile<kPolicy.one_group> of_slots(
@@ -147,6 +187,32 @@ struct SlotReduction {
       }
     });
   }
+  // Merges the parts of all chunks, which have arrived.
+  __device__ void merge_chunks() const {
+    const SubWarpTile<kPolicy.one_group> of_chunks(kResident ? max(chunks, slots_of_group)
+                                                             : chunks);
+    of_chunks.each(groups, [&](int group, bool valid) {
+      const Part part(of_chunks, [&](auto body) {
+#pragma unroll(kResident ? 1 : 8)
+        for (int i = of_chunks.lane(); i < chunks; i += of_chunks.lanes())
+          (kResident ? exchange.get(i, group) : parts[int64_t{group} * chunks + i])
+              .contribute(body);
+      });
+      conclude(group, part, of_chunks, valid);
+    });
+  }
 };
+
+// Backward: a chunk's partials of dweight and dbias.
+template <typename Pass, typename Sums>
+__device__ inline void store_partials(const GroupShape& shape, const GroupSet& set,
+                                      const typename Pass::Position& position, const int& chunk,
+                                      const Pass& pass, const Sums& slot_sums, const int& slots) {
+  for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+    const auto line = position.line_of(shape, chunk, slot, blockDim.x);
+    if (line.channel < set.channels)
+      pass.store_partials(line.channel, line.slice, slot_sums.get(0, slot), slot_sums.get(1, slot));
+  }
+}
 
 }  // namespace evenkeel::cuda

@@ -52,6 +52,8 @@ __device__ inline void run_group(const Arguments& arguments) {
   using C = typename Pass::Compute;
   using Part = typename Pass::Part;
   using Position = typename Pass::Position;
+
+  // What the block works on: a chunk of a set, for the first or the second time.
   const GroupShape& shape = arguments.shape;
   const GroupScratch& scratch = arguments.scratch;
   const Cluster cluster;
@@ -60,96 +62,64 @@ __device__ inline void run_group(const Arguments& arguments) {
   const int chunk = kResident ? cluster.rank() : item.chunk;
   const Position position(shape, set, chunk, threadIdx.x, blockDim.x,
                           kPolicy.second_pass_backwards() && item.second_pass);
-  extern __shared__ __align__(16) char group_memory[];
   const int slots = Position::slots(shape, blockDim.x);
   const int groups = shape.per_group.quotient(set.channels);
   const auto chunks = static_cast<int>(shape.chunks.value);
+
+  // Shared memory: resident vectors, what blocks of a cluster send each other, the table, sums of slots.
+  extern __shared__ __align__(16) char group_memory[];
   char* const exchange_memory = group_memory + (kResident ? shape.resident : 0);
   GroupExchange<Part> exchange(exchange_memory, kResident ? chunks : 1, groups);
   Pass pass(arguments, set, position, group_memory,
             reinterpret_cast<C*>(exchange_memory + shape.exchange));
   const ResidentParts<kPolicy, Position> in_parts{position};
   wait_for_previous_kernel();
-  // Numbers of the table, each by another thread, which issues the load before those of the vectors, or after
-  // the first part of them: their addresses take a while to compute.
+
+  // Load vectors and table.
   typename Pass::Loads numbers;
-  const TableLoad<Pass> table{shape, set, position, chunk, slots, pass, numbers};
   const bool sums = kResident || !item.second_pass;
-  const auto thread = static_cast<int>(threadIdx.x);
   const int last = (sums ? kPolicy.numbers_for_sums() : kPolicy.numbers_for_outputs()) * slots;
-  const auto load_first = [&] {
-    table.each(thread, min(last, static_cast<int>(blockDim.x)),
-               [&](int number, int slot) { table.issue(number, slot); });
-  };
-  if constexpr (kPolicy.loads_table_first()) load_first();
-  in_parts.each([&](int part, int from, int to) {
-    pass.load(from, to);
-    if constexpr (kResident) commit_copies();
-    if (kResident && !kPolicy.loads_table_first() && part == 0) load_first();
-  });
-  table.each(thread, last, [&](int number, int slot) {
-    if (!kResident || number * slots + slot != thread) table.issue(number, slot);
-    pass.table.at(number, slot) = pass.value(number, numbers);
-  });
+  const TableLoad<Pass> table{shape, set, position, chunk, slots, last, pass, numbers};
+  in_parts.load(pass, [&] { table.issue_first(); });
+  table.finish();
   if constexpr (kPolicy.sums_need_numbers()) __syncthreads();
+
+  // Sum, and reduce the sums of slots to parts of groups, and these to results; or wait for the results.
   C* const results = reinterpret_cast<C*>(scratch.results) + kGroupResults * set.group(shape);
   Part* const parts =  // of sets that are read twice
       reinterpret_cast<Part*>(scratch.parts) + set.group(shape) * chunks;
-
   if (sums) {
     const SlotSums<kPolicy, C> slot_sums{pass.table.end(), slots};
     {
       C of_thread[2][kPolicy.sums()] = {};
-      in_parts.each([&](int part, int from, int to) {
-        if constexpr (kResident) wait_for_copies(kPolicy.parts() - 1 - part);
-        if (part == 0) pass.begin_sums();
-        pass.sum(from, to, of_thread);
-      });
+      in_parts.sum(pass, of_thread);
       slot_sums.make(shape, position, of_thread);
     }
     const int slots_of_group =
         kChannelsLast ? static_cast<int>(shape.per_group.value) / kPolicy.slot_stride() : slots;
     const GroupConclusion<Pass> conclude{shape, set, position, chunk, pass, results};
-    const SlotReduction<Pass> reduction{shape,     set,    position,       chunk,
-                                        groups,    chunks, pass,           exchange,
-                                        slot_sums, parts,  slots_of_group, conclude};
+    const SlotReduction<Pass> reduction{conclude, shape,     set,    position,
+                                        chunk,    groups,    chunks, pass,
+                                        exchange, slot_sums, parts,  slots_of_group};
     if constexpr (kResident) exchange.open();
-    reduction.run();
-    if (pass.wants_partials()) {
-      for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-        const auto line = position.line_of(shape, chunk, slot, blockDim.x);
-        if (line.channel < set.channels)
-          pass.store_partials(line.channel, line.slice, slot_sums.get(0, slot),
-                              slot_sums.get(1, slot));
-      }
-    }
+    reduction.reduce_slots();
+    if (pass.wants_partials()) store_partials(shape, set, position, chunk, pass, slot_sums, slots);
     if (chunks > 1) {
       if constexpr (kResident) {
         exchange.wait();
       } else if (!is_last_chunk(scratch.counters[set.index], chunks)) {
         return;
       }
-      const SubWarpTile<kPolicy.one_group> of_chunks(kResident ? max(chunks, slots_of_group)
-                                                               : chunks);
-      of_chunks.each(groups, [&](int group, bool valid) {
-        const Part part(of_chunks, [&](auto body) {
-#pragma unroll(kResident ? 1 : 8)
-          for (int i = of_chunks.lane(); i < chunks; i += of_chunks.lanes())
-            (kResident ? exchange.get(i, group) : parts[int64_t{group} * chunks + i])
-                .contribute(body);
-        });
-        conclude(group, part, of_chunks, valid);
-      });
+      reduction.merge_chunks();
     }
     if constexpr (!kResident) return signal_ready(scratch.counters[set.index]);
   } else {
     wait_until_ready(scratch.counters[set.index]);
-    for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-      pass.complete(slot,
-                    results + kGroupResults * shape.per_group.quotient(table.channel_of(slot)));
-    }
+    table.complete(results);
   }
   __syncthreads();
+
+  // Outputs.
   pass.apply();
 }
 
