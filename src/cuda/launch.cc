@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "cuda/arguments.h"
-#include "cuda/primitives/reduce_partials.h"
 #include "cuda/row/backward_tuning.h"
 
 namespace evenkeel::cuda {
@@ -118,22 +117,6 @@ ek_status launch(const Call& call, const Launch& l, void* arguments) {
       "of %d, %lld bytes of shared memory)",
       l.kernel.name, call.device_index, cudaGetErrorString(error), static_cast<long long>(l.blocks),
       l.rows, l.threads, l.cluster, static_cast<long long>(l.shared));
-}
-
-ek_status launch_reduce_partials(const Call& call, Kernel& kernel, const char* dweight_partials,
-                                 const char* dbias_partials, int64_t count) {
-  ReducePartialsArguments arguments{
-      .partials = {dweight_partials, dbias_partials},
-      .out = {{call.dweight.data, call.dweight.dtype}, {call.dbias.data, call.dbias.dtype}},
-      .cols = call.channels,
-      .count = static_cast<int>(count),
-      .lanes = reduce_lanes(call.channels, count)};
-  return launch(call,
-                {.kernel = kernel,
-                 .blocks = ceil_div(call.channels, arguments.lanes),
-                 .rows = 2,
-                 .threads = kReduceThreads},
-                &arguments);
 }
 
 }  // namespace evenkeel::cuda

@@ -67,7 +67,7 @@ __device__ inline void run_group(const Arguments& arguments) {
   const auto chunks = static_cast<int>(shape.chunks.value);
 
   // Shared memory: resident vectors, what blocks of a cluster send each other, the table, sums of slots.
-  extern __shared__ __align__(16) char group_memory[];
+  EVENKEEL_DYNAMIC_SHARED(char, group_memory, 16);
   char* const exchange_memory = group_memory + (kResident ? shape.resident : 0);
   GroupExchange<Part> exchange(exchange_memory, kResident ? chunks : 1, groups);
   Pass pass(arguments, set, position, group_memory,

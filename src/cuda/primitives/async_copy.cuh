@@ -9,39 +9,32 @@
 
 namespace evenkeel::cuda {
 
-__device__ inline void copy_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
+__device__ inline void copy_async(uint32_t to, const void* from) { ptx::copy_async(to, from); }
 // Zeros unless `valid`.
 __device__ inline void copy_async_if(bool valid, uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
+  ptx::copy_async(to, from, valid ? 16 : 0);
 }
 
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void commit_copies() { ptx::commit_group(); }
 
 // Until at most `pending` of this thread's committed groups are left.
 __device__ inline void wait_for_copies(int pending) {
   static_assert(kMaxStages == 4);
   if (pending == 2) {
-    asm volatile("cp.async.wait_group 2;" ::: "memory");
+    ptx::wait_group<2>();
   } else if (pending == 1) {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    ptx::wait_group<1>();
   } else {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    ptx::wait_group<0>();
   }
 }
 
 // One thread prefetches a range into L2, unless it ends behind `end`.
 __device__ inline void prefetch_range(const char* from, int bytes, const char* end) {
-#if __CUDA_ARCH__ >= 900
   const int offset = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
   from -= offset;
   bytes = (offset + bytes + 15) / 16 * 16;
-  if (from + bytes <= end)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#endif
+  if (from + bytes <= end) ptx::prefetch_range(from, bytes);
 }
 
 // A thread's own vectors of kBytes in shared memory, from `first` on, `pitch` bytes apart. Those of
@@ -72,9 +65,7 @@ class SharedFragment {
 #pragma unroll
     for (int i = 0; i < kBytes; i += 16) {
       const uint4& word = reinterpret_cast<const uint4*>(&raw)[i / 16];
-      asm volatile("st.shared.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(word.x), "r"(word.y),
-                   "r"(word.z), "r"(word.w), "r"(at_ + v * pitch_ + i)
-                   : "memory");
+      ptx::store_shared(at_ + v * pitch_ + i, word);
     }
   }
   template <typename Raw>
@@ -84,9 +75,7 @@ class SharedFragment {
 #pragma unroll
     for (int i = 0; i < kBytes; i += 16) {
       uint4& word = reinterpret_cast<uint4*>(&raw)[i / 16];
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-                   : "r"(at + v * pitch_ + i));
+      ptx::load_shared(at + v * pitch_ + i, word);
     }
   }
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cuda/primitives/ptx.cuh"
+
 namespace evenkeel::cuda {
 
 // Programmatic dependent launch: a kernel may start while the one before it in the stream still runs, so
@@ -13,10 +15,6 @@ __device__ inline void wait_for_previous_kernel() {
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
-}
-
-__device__ inline uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
 // The cluster of a block, which may be the block alone.
@@ -30,9 +28,7 @@ struct Cluster {
   }
   __device__ int index() const {
 #if __CUDA_ARCH__ >= 900
-    unsigned index;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-    return static_cast<int>(index);
+    return ptx::cluster_index();
 #else
     return blockIdx.x;
 #endif
@@ -41,64 +37,27 @@ struct Cluster {
 
 #if __CUDA_ARCH__ >= 900
 // Tells the other blocks of the cluster that this one's mbarriers are ready; wait: that theirs are.
-__device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+__device__ inline void cluster_arrive() { ptx::cluster_arrive(); }
+__device__ inline void cluster_wait() { ptx::cluster_wait(); }
 
 // Waits for values that other blocks of a cluster store into this one's shared memory, and for nothing
 // else: a barrier of the whole cluster would also wait for all stores to global memory. A block that has
 // received all that it waits for may end: nothing more is in flight to it.
 namespace mbarrier {
-__device__ inline void init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ inline void make_inits_visible() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
+__device__ inline void init(uint64_t* barrier) { ptx::mbarrier_init(shared_address(barrier)); }
+__device__ inline void make_inits_visible() { ptx::fence_mbarrier_init(); }
 __device__ inline void expect(uint64_t* barrier, int bytes) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-}
-__device__ inline uint32_t remote(uint32_t address, int block) {
-  uint32_t result;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(block));
-  return result;
+  ptx::mbarrier_expect(shared_address(barrier), bytes);
 }
 // Stores a value in another block, and counts its bytes on the mbarrier there.
 __device__ inline void send(float value, float* to, uint64_t* barrier, int block) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                   remote(shared_address(to), block)),
-               "r"(__float_as_uint(value)), "r"(remote(shared_address(barrier), block))
-               : "memory");
+  ptx::store_remote(ptx::remote(shared_address(to), block), value,
+                    ptx::remote(shared_address(barrier), block));
 }
-// kKeepsL1: the fence is for shared memory only, so that L1 is not invalidated.
+// kKeepsL1: L1 is not invalidated.
 template <bool kKeepsL1>
 __device__ inline void wait(uint64_t* barrier, int parity) {
-  if constexpr (kKeepsL1) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-        "}\n" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-  }
+  ptx::mbarrier_wait<kKeepsL1>(shared_address(barrier), parity);
 }
 }  // namespace mbarrier
 #endif

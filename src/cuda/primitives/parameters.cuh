@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/primitives/functors.cuh"
+#include "cuda/primitives/ptx.cuh"
 
 namespace evenkeel::cuda {
 
@@ -50,7 +51,7 @@ __device__ inline void prefetch_parameters(const Formula& formula, int64_t cols)
     constexpr int kLine = 128;
     const int64_t bytes = cols * (vector.dtype == Dtype::kF32 ? 4 : 2);
     for (int64_t at = threadIdx.x * kLine; at < bytes; at += blockDim.x * kLine)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(vector.data + at));
+      ptx::prefetch_line(vector.data + at);
   }
 }
 

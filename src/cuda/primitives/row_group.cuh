@@ -13,11 +13,6 @@
 
 namespace evenkeel::cuda {
 
-// __syncthreads() for some of a block's warps.
-__device__ inline void barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Columns of a thread: vectors, a step apart. Where the columns of a warp are contiguous, so are those of
 // its lanes' first vectors, then of the second ones; otherwise the first vectors of the whole row group.
 template <auto kPolicy>
@@ -51,8 +46,7 @@ class RowGroup {
         index_(static_cast<int>(threadIdx.x) / this->size()) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kScope == Scope::kCluster && kForward) {
-      // Volatile, or the compiler would read the special register for every sum.
-      asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(block_));
+      ptx::read_cluster_rank(block_);
     } else if constexpr (kScope == Scope::kCluster) {
       block_ = blockIdx.x % cluster();
     }
@@ -103,7 +97,7 @@ class RowGroup {
     } else if constexpr (kSole) {
       __syncthreads();
     } else {
-      barrier(1 + index(), size_);
+      ptx::barrier(1 + index(), size_);
     }
   }
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   using In = Access<X, W, float>;
   using InDy = Access<D, W, float>;
   using Element = Gradient<X, W, float>;
-  extern __shared__ __align__(128) uint4 shared[];
+  EVENKEEL_DYNAMIC_SHARED(uint4, shared, 128);
   char* const scratch = reinterpret_cast<char*>(shared);
   char* const rings = scratch + exchange_bytes(kPipelined);
   const Formula& formula = a.formula;

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
   const Formula& formula = a.formula;
 
   // Shared memory: a slot for each row group that has its row there, then what warps exchange.
-  extern __shared__ __align__(128) uint4 shared[];
+  EVENKEEL_DYNAMIC_SHARED(uint4, shared, 128);
   char* const slots = reinterpret_cast<char*>(shared);
   const int slot_bytes =
       forward_slot_bytes(kScope, blockDim.x, kElements, a.part_cols, kSize, kAligned, kResidual);
