@@ -209,6 +209,7 @@ void Problem::reset(bool backward) {
 std::string Problem::prepare(const Runner& runner, bool backward, ek_execution* execution) {
   *execution = EK_EXECUTION_INIT;
   execution->backend = runner.backend;
+  execution->device = runner.device;
   execution->threads = runner.threads;
   execution->parallel = runner.parallel;
   size_t bytes = 0;

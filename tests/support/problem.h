@@ -23,6 +23,7 @@ struct Runner {
   const char* backend = nullptr;  // nullptr: the best
   int threads = 1;
   const ek_parallel* parallel = nullptr;
+  ek_device device = EK_CPU;
 };
 
 inline constexpr Runner kCpu{"cpu", 1, nullptr};
