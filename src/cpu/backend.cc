@@ -104,10 +104,6 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
         kChoice.wanted);
     return false;
   }
-  if (call.residual || call.dsum || call.dresidual) {
-    note.set("a residual is only known to the reference backend");
-    return false;
-  }
   const Plan plan = make_plan(call);
   result.set(plan, plan.total);
   return true;
@@ -115,8 +111,10 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
 
 void describe(const Call& call, const AnyPlan& planned, Note& note) {
   const Plan& plan = planned.get<Plan>();
-  note.set("%s, %s kernels, arithmetic in %s, %lld thread%s%s%s",
-           name_of(static_cast<Target>(kChoice.target)), name_of(plan.kind), name_of(call.compute),
+  const bool residual = call.residual || call.dsum || call.dresidual;
+  note.set("%s, %s kernels%s, arithmetic in %s, %lld thread%s%s%s",
+           name_of(static_cast<Target>(kChoice.target)), name_of(plan.kind),
+           residual ? " with a residual" : "", name_of(call.compute),
            static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
            plan.split ? ", statistics split over threads" : "",
            plan.stream ? ", streaming stores" : "");

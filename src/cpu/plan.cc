@@ -40,6 +40,12 @@ int64_t stream_bytes() {
   return kLastLevelCache == 0 ? kMost : std::min(kMost, kLastLevelCache / 4);
 }
 
+// A row of this many bytes is still in L2 when it is read again.
+constexpr int64_t kRowInL2 = 256 << 10;
+
+// Rows of a batch stay in L1: that many bytes of what is read twice.
+constexpr int64_t kBatchBytes = 24 << 10;
+
 // Rows of pixels are filled up to about this many elements, and strips of them to that many, in not
 // too many rows: a column is summed in f32 down the strip.
 constexpr int64_t kPixelRow = 256;
@@ -105,10 +111,12 @@ void set_shape(const Call& call, Plan& plan) {
                            : call.channels;
 }
 
+// By what the norm itself reads and writes: a residual before or behind it does not move a bit of the
+// norm's sums.
 Storage storage_of(const Call& call) {
   const auto all = [&call](Dtype dtype) {
     const auto matches = [dtype](const Tensor& tensor) { return !tensor || tensor.dtype == dtype; };
-    return matches(call.x) && matches(call.y) && matches(call.dy) && matches(call.dx);
+    return call.normalized() == dtype && matches(call.y) && matches(call.dy) && matches(call.dx);
   };
   if (call.compute == Dtype::kF64) return all(Dtype::kF64) ? Storage::kF64 : Storage::kMixedF64;
   if (all(Dtype::kF32)) return Storage::kF32;
@@ -147,14 +155,33 @@ void set_threads(const Call& call, Plan& plan) {
 // Streaming stores want whole vectors: every span of the output must start at a multiple of the
 // widest.
 void set_stream(const Call& call, Plan& plan) {
-  const Tensor& output = call.pass == Pass::kForward ? call.y : call.dx;
-  const int64_t size = size_of(output.dtype);
-  const auto aligned = [size](int64_t elements) { return elements * size % 64 == 0; };
-  plan.stream = output && call.activation == EK_ACTIVATION_NONE &&
-                call.casting != EK_CASTING_LLAMA && call.elements() * size >= stream_bytes() &&
-                reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
-                aligned(output.row_stride * (plan.kind == Plan::Kind::kPixels ? plan.repeat : 1)) &&
-                aligned(output.outer_stride) && aligned(plan.length);
+  const auto bytes = [&call](const Tensor& output) {
+    return output ? call.elements() * size_of(output.dtype) : 0;
+  };
+  const auto aligned = [&plan](const Tensor& output) {
+    const auto whole = [&output](int64_t elements) {
+      return elements * size_of(output.dtype) % 64 == 0;
+    };
+    return !output ||
+           (reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
+            whole(output.row_stride * (plan.kind == Plan::Kind::kPixels ? plan.repeat : 1)) &&
+            whole(output.outer_stride) && whole(plan.length));
+  };
+  plan.stream = call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA &&
+                bytes(call.y) + bytes(call.dx) + bytes(call.dresidual) >= stream_bytes() &&
+                aligned(call.y) && aligned(call.dx) && aligned(call.dresidual);
+  // A sum over x or the residual is in the cache already.
+  plan.stream_sum = call.sum && call.sum.data != call.x.data &&
+                    call.sum.data != call.residual.data && !plan.split &&
+                    bytes(call.sum) >= stream_bytes() && aligned(call.sum) &&
+                    plan.length * size_of(call.sum.dtype) <= kRowInL2;
+}
+
+void set_batch(const Call& call, Plan& plan) {
+  if (plan.kind != Plan::Kind::kRows) return;
+  const int64_t element = call.pass == Pass::kForward ? size_of(call.normalized())
+                                                      : size_of(call.x.dtype) * 2;  // x and dy
+  plan.batch = std::clamp<int64_t>(kBatchBytes / (plan.length * element), 1, kBatch);
 }
 
 size_t pieces_bytes(const Call& call, const Plan& plan) {
@@ -205,6 +232,10 @@ void set_workspace(const Call& call, Plan& plan) {
                                   : static_cast<size_t>(2 * call.channels) * sizeof(GradientSums);
     plan.scratch_stride = plan.arrays + (behind + 63) / 64 * 64;
     reserve(static_cast<size_t>(plan.shards) * plan.scratch_stride);
+  } else if (plan.keeps_sum(call)) {
+    const int64_t kept = plan.split ? kSlice : plan.batch * plan.length;
+    plan.scratch_stride = static_cast<size_t>(divide_up(kept * size_of(call.sum.dtype), 64) * 64);
+    reserve(static_cast<size_t>(plan.shards) * plan.scratch_stride);
   }
   plan.total = at == 0 ? 0 : at + 63;
 }
@@ -218,6 +249,7 @@ Plan make_plan(const Call& call) {
   set_chunks(plan);
   set_threads(call, plan);
   set_stream(call, plan);
+  set_batch(call, plan);
   set_workspace(call, plan);
   return plan;
 }

@@ -42,9 +42,11 @@ struct Plan {
       partial_width;  // parameter sums of a chunk: as the parameters (kRows), or one per channel
   int64_t chunks;     // of blocks; parameter gradients are summed for each, then over them
   int64_t chunk_blocks;
-  int64_t strip;  // kPixels: rows of pixels that are summed in vectors
-  bool split;     // too few statistics to occupy the threads: cut them up
-  bool stream;    // results go past the caches
+  int64_t strip;    // kPixels: rows of pixels that are summed in vectors
+  bool split;       // too few statistics to occupy the threads: cut them up
+  bool stream;      // results go past the caches
+  bool stream_sum;  // so does the sum of x and the residual; what is read again is a copy of it
+  int64_t batch;    // kRows: rows that are worked on at a time
 
   int64_t shards;  // pieces of scratch, at most one per thread
 
@@ -54,9 +56,11 @@ struct Plan {
   size_t pieces;        // split: moments or gradient sums of each piece
   size_t scratch;       // [shards][scratch_stride]
   size_t scratch_stride;
-  size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch
+  size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch.
   size_t total;
 
+  // The sum of x and the residual is kept in scratch while it is normalized.
+  bool keeps_sum(const Call& call) const { return call.residual && (!call.sum || stream_sum); }
   // Parameters and their sums lie as the caller's do, but for the padding at the end.
   bool plain_order() const { return kind != Kind::kRows || (groups == 1 && repeat == 1); }
   // Kernels read weight and bias as arrays, not channel by channel.

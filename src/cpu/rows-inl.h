@@ -2,6 +2,9 @@
 //
 // Forward: a row is read for its moments and again, out of the cache, to be normalized. Backward:
 // two rows are read for their sums and the parameter sums, and again for dx.
+//
+// With a residual, a prologue adds a batch of rows, and their sum takes the place of x. An epilogue
+// adds dsum to the gradient of a piece of a row, in L1, and stores it as dx, as dresidual, or both.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -27,7 +30,6 @@ struct Rows : Job<In> {
   using typename Job<In>::Compute;
   using typename Job<In>::Scalar;
 
-  static constexpr int64_t kBatchBytes = 24 << 10;
   static constexpr int64_t kRange = 32768;  // elements that a thread takes at a time, about
 
   explicit Rows(const Call& c, const Plan& p)
@@ -36,12 +38,6 @@ struct Rows : Job<In> {
   int64_t slices() const { return (plan.length + kSlice - 1) / kSlice; }
   int64_t slice_length(int64_t slice) const {
     return std::min(kSlice, plan.length - slice * kSlice);
-  }
-
-  // Rows in a batch: as many as stay in L1, of `tensors` that are read twice.
-  int64_t batch(int64_t tensors) const {
-    const int64_t row_bytes = plan.length * size_of(call.x.dtype);
-    return std::clamp<int64_t>(kBatchBytes / (row_bytes * tensors), 1, kBatch);
   }
 
   // Where a statistic's elements are: a group of a block.
@@ -63,10 +59,10 @@ struct Rows : Job<In> {
   int64_t stride(const Tensor& tensor) const {
     return call.is_group_norm() ? tensor.outer_stride : tensor.row_stride;
   }
-  HWY_INLINE In span(const Tensor& tensor, const Place& at) const {
+  HWY_INLINE int64_t offset(const Tensor& tensor, const Place& at) const {
     const int64_t start =
         HWY_LIKELY(even_) ? at.block * stride(tensor) : uneven_start(tensor, at.block);
-    return this->in(tensor) + (start + at.group * plan.length);
+    return start + at.group * plan.length;
   }
 
   // The spans of a batch in a tensor, and where their parameters start: anywhere, or at equal
@@ -76,8 +72,9 @@ struct Rows : Job<In> {
     const Place* at;
     int64_t end;
 
-    HWY_INLINE auto of(const Tensor& tensor) const {
-      return [this, &tensor](int64_t i) EK_LAMBDA { return rows.span(tensor, at[i]); };
+    HWY_INLINE auto of(const Tensor& tensor, int64_t skipped = 0) const {
+      return [this, &tensor, skipped](int64_t i)
+                 EK_LAMBDA { return rows.in(tensor) + (rows.offset(tensor, at[i]) - skipped); };
     }
     HWY_INLINE int64_t parameters(int64_t i) const {
       return at[i].group * rows.plan.parameter_stride;
@@ -88,9 +85,9 @@ struct Rows : Job<In> {
     const Rows& rows;
     const Place& first;
 
-    HWY_INLINE auto of(const Tensor& tensor) const {
-      return [at = rows.span(tensor, first), step = rows.stride(tensor)](int64_t i)
-                 EK_LAMBDA { return at + i * step; };
+    HWY_INLINE auto of(const Tensor& tensor, int64_t skipped = 0) const {
+      return [at = rows.in(tensor) + (rows.offset(tensor, first) - skipped),
+              step = rows.stride(tensor)](int64_t i) EK_LAMBDA { return at + i * step; };
     }
     HWY_INLINE int64_t parameters(int64_t) const { return 0; }
     HWY_INLINE bool exists(int64_t) const { return true; }
@@ -117,7 +114,7 @@ struct Rows : Job<In> {
   // Neither a casting order nor an activation: with one, with_map and with_reduce give a CastTo.
   template <class Cast>
   static constexpr bool kUsual = std::is_same_v<Cast, NoCast>;
-  CastTo cast() const { return {call.x.dtype, call.casting == EK_CASTING_LLAMA}; }
+  CastTo cast() const { return {call.normalized(), call.casting == EK_CASTING_LLAMA}; }
 
   // run.operator()<kSilu, kStream, kCenter>(cast)
   template <class Run>
@@ -161,9 +158,65 @@ struct Rows : Job<In> {
   // caches, rows of any length gain by it (65536x128 f32 on a Xeon: 1.3 to 1.7 of a copy's speed).
   static constexpr int64_t kShortRow = 128;
 
+  // What is normalized: x, the sum, or the part of it that is in scratch, for which as many elements
+  // as lie before that part are skipped.
+  struct Source {
+    Tensor tensor;
+    int64_t skipped;
+    bool scratch;
+  };
+
+  // x, or the sum of the same part of `count` rows from `unit` on, which is added and stored now.
+  Source source(int64_t shard, int64_t unit, const Place* at, int64_t count, int64_t start,
+                int64_t n) const {
+    if (HWY_LIKELY(!call.residual)) return {call.x, 0, false};
+    Source to = {call.sum, 0, false};
+    if (plan.keeps_sum(call)) {
+      const int64_t length = plan.length;
+      to = {{this->scratch(shard), call.sum.dtype, length, length * call.inner},
+            unit * length + start,
+            true};
+    }
+    add_rows(at, count, start, n, to);
+    return to;
+  }
+
+  void add_rows(const Place* at, int64_t count, int64_t start, int64_t n, const Source& to) const {
+    const Dtype dtype = call.sum.dtype;
+    if constexpr (requires { typename In::Stored; }) {
+      if (call.x.dtype == dtype && call.residual.dtype == dtype)
+        return add_rows_as<In>(at, count, start, n, to);
+    }
+    // Never in more than f32 where the sum is not f64: y does not depend on whether it is stored.
+    if constexpr (sizeof(Compute) == sizeof(double)) {
+      if (dtype == Dtype::kF64) return add_rows_as<Any<double>>(at, count, start, n, to);
+    }
+    add_rows_as<Any<float>>(at, count, start, n, to);
+  }
+
+  template <class Type>
+  HWY_NOINLINE void add_rows_as(const Place* at, int64_t count, int64_t start, int64_t n,
+                                const Source& to) const {
+    const bool ahead = even_ && n == plan.length && (plan.stream || n <= kShortRow);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto span = [&](const Tensor& tensor, int64_t skipped) EK_LAMBDA {
+        return Type(tensor.data, tensor.dtype) + (offset(tensor, at[i]) + start - skipped);
+      };
+      const Type x = span(call.x, 0), residual = span(call.residual, 0);
+      const Type sum = span(to.tensor, to.skipped);
+      if (ahead) fetch(x + count * stride(call.x), n);
+      if (ahead) fetch(residual + count * stride(call.residual), n);
+      add(x, residual, sum, n);
+      if (plan.stream_sum) {
+        stream_copy(reinterpret_cast<const char*>(sum.data),
+                    call.sum.at(offset(call.sum, at[i]) + start), n * sum.element());
+      }
+    }
+  }
+
   // Normalizes the same part of `count` statistics.
-  void normalize_parts(const Place* at, int64_t count, const NormalizerBatch& by, int64_t start,
-                       int64_t n) const {
+  void normalize_parts(const Source& from, const Place* at, int64_t count,
+                       const NormalizerBatch& by, int64_t start, int64_t n) const {
     Compute shift[kBatch], scale[kBatch], offset[kBatch];
     std::copy_n(by.shift, kBatch, shift);
     std::copy_n(by.scale, kBatch, scale);
@@ -172,10 +225,11 @@ struct Rows : Job<In> {
       const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow);
       with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
-            const auto x = spans.of(call.x), y = spans.of(call.y);
+            const auto x = spans.of(from.tensor, from.skipped);
+            const auto y = spans.of(call.y);
             const auto weight = this->weight() + start, bias = this->bias() + start;
             for (int64_t i = 0; i < rows; ++i) {
-              if (ahead) fetch(x(i) + rows * stride(call.x), length);
+              if (ahead && !from.scratch) fetch(x(i) + rows * stride(from.tensor), length);
               if (ahead && !kStream) fetch<true>(y(i) + rows * stride(call.y), length);
               normalize<kSilu, kStream, kCenter>(x(i) + start, y(i) + start, length,
                                                  Scalar(d, shift[i]), Scalar(d, scale[i]),
@@ -187,11 +241,11 @@ struct Rows : Job<In> {
   }
 
   // Moments of the same part of `count` statistics.
-  void moments_of(const Place* at, int64_t count, int64_t start, int64_t n,
+  void moments_of(const Source& from, const Place* at, int64_t count, int64_t start, int64_t n,
                   MomentsBatch& result) const {
     with_spans<true>(at, plan.blocks, count, n,
                      [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
-                       const auto x = spans.of(call.x);
+                       const auto x = spans.of(from.tensor, from.skipped);
                        const auto span_at = [&](int64_t i) EK_LAMBDA { return x(i) + start; };
                        call.centers() ? moments<true>(span_at, rows, length, call.eps, result)
                                       : moments<false>(span_at, rows, length, call.eps, result);
@@ -201,50 +255,56 @@ struct Rows : Job<In> {
   void forward() const {
     const int64_t units = plan.blocks * plan.groups;
     if (plan.split) return forward_split(units);
-    const int64_t step = batch(1), steps = std::max<int64_t>(1, kRange / (step * plan.length));
+    const int64_t step = plan.batch, steps = std::max<int64_t>(1, kRange / (step * plan.length));
     for_each_range(call.parallel, plan.shards, units, step * steps,
-                   [&](int64_t, int64_t first, int64_t last) {
+                   [&](int64_t shard, int64_t first, int64_t last) {
                      for (int64_t unit = first; unit < last; unit += step)
-                       forward_batch(unit, std::min(step, last - unit));
+                       forward_batch(shard, unit, std::min(step, last - unit));
                    });
   }
 
   // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
   // between rows.
-  void forward_batch(int64_t unit, int64_t count) const {
+  void forward_batch(int64_t shard, int64_t unit, int64_t count) const {
     Place places[kBatch];
     MomentsBatch found;
     NormalizerBatch by;
     locate(unit, count, places);
-    moments_of(places, count, 0, plan.length, found);
+    const Source from = source(shard, unit, places, count, 0, plan.length);
+    moments_of(from, places, count, 0, plan.length, found);
     this->finish(unit, count, found, by);
-    normalize_parts(places, count, by, 0, plan.length);
+    normalize_parts(from, places, count, by, 0, plan.length);
   }
 
   void forward_split(int64_t units) const {
     auto* pieces = this->template pieces<Moments>();
     for_each_range(call.parallel, plan.shards, units * slices(), 1,
-                   [&](int64_t, int64_t item, int64_t) {
+                   [&](int64_t shard, int64_t item, int64_t) {
                      const int64_t unit = item / slices(), slice = item % slices();
+                     const int64_t start = slice * kSlice, n = slice_length(slice);
                      const Place at = place(unit);
                      MomentsBatch found = {};
-                     moments_of(&at, 1, slice * kSlice, slice_length(slice), found);
+                     moments_of(source(shard, unit, &at, 1, start, n), &at, 1, start, n, found);
                      pieces[item] = found[0];
                    });
     for (int64_t unit = 0; unit < units; ++unit) {
       Moments& total = pieces[unit * slices()];
       for (int64_t slice = 1; slice < slices(); ++slice) total = merge(total, (&total)[slice]);
     }
-    for_each_range(call.parallel, plan.shards, units * slices(), 1,
-                   [&](int64_t, int64_t item, int64_t) {
-                     const int64_t unit = item / slices(), slice = item % slices();
-                     MomentsBatch found = {};
-                     NormalizerBatch by;
-                     found.set(0, pieces[unit * slices()]);
-                     this->finish(unit, 1, found, by, slice == 0);
-                     const Place at = place(unit);
-                     normalize_parts(&at, 1, by, slice * kSlice, slice_length(slice));
-                   });
+    for_each_range(
+        call.parallel, plan.shards, units * slices(), 1, [&](int64_t shard, int64_t item, int64_t) {
+          const int64_t unit = item / slices(), slice = item % slices();
+          const int64_t start = slice * kSlice, n = slice_length(slice);
+          MomentsBatch found = {};
+          NormalizerBatch by;
+          found.set(0, pieces[unit * slices()]);
+          this->finish(unit, 1, found, by, slice == 0);
+          const Place at = place(unit);
+          // A sum that is stored is not added again: it may lie over x.
+          const Source from =
+              call.sum ? Source{call.sum, 0, false} : source(shard, unit, &at, 1, start, n);
+          normalize_parts(from, &at, 1, by, start, n);
+        });
   }
 
   // ---- backward ----
@@ -303,16 +363,22 @@ struct Rows : Job<In> {
         });
   }
 
+  // The shares of input_gradient().
+  struct Shares {
+    Compute gradient[kBatch], product[kBatch];
+  };
+
   // dx of the same part of a batch.
   void input_gradients(const Batch& batch, int64_t rows, const GradientSumsBatch& sums,
                        int64_t start, int64_t n) const {
-    Compute gradient_share[kBatch], product_share[kBatch];
+    Shares share;
     const double per_element = 1 / static_cast<double>(plan.length);
     for (int64_t i = 0; i < kBatch; ++i) {
-      const double share = static_cast<double>(batch.rstd[i]) * per_element;
-      gradient_share[i] = static_cast<Compute>(call.centers() ? sums.sum[i] * share : 0);
-      product_share[i] = static_cast<Compute>(sums.product[i] * share);
+      const double factor = static_cast<double>(batch.rstd[i]) * per_element;
+      share.gradient[i] = static_cast<Compute>(call.centers() ? sums.sum[i] * factor : 0);
+      share.product[i] = static_cast<Compute>(sums.product[i] * factor);
     }
+    if (call.dsum || call.dresidual) return summed_gradients(batch, rows, share, start, n);
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
       const bool ahead = even_ && n == plan.length && n <= kShortRow;
       with_spans<kUsual<decltype(cast)>>(
@@ -325,12 +391,64 @@ struct Rows : Job<In> {
               if (ahead) fetch(dy(i) + count * stride(call.dy), length);
               input_gradient<kSilu, kStream, kCenter>(
                   x(i) + start, dy(i) + start, dx(i) + start, length, Scalar(d, batch.mean[i]),
-                  Scalar(d, batch.rstd[i]), Scalar(d, gradient_share[i]),
-                  Scalar(d, product_share[i]), this->weight() + parameter, this->bias() + parameter,
+                  Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]),
+                  Scalar(d, share.product[i]), this->weight() + parameter, this->bias() + parameter,
                   cast);
             }
           });
     });
+  }
+
+  // Elements whose gradient lies in L1 until it is stored.
+  static constexpr int64_t kPiece = 1024;
+
+  // The same with a dsum or a dresidual.
+  HWY_NOINLINE void summed_gradients(const Batch& batch, int64_t rows, const Shares& share,
+                                     int64_t start, int64_t length) const {
+    HWY_ALIGN Compute piece[kPiece];
+    const typename Job<In>::Array gradient(piece, Dtype::kF32);
+    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
+      const Scattered spans{*this, batch.at, batch.end};
+      const auto x = spans.of(call.x), dy = spans.of(call.dy);
+      for (int64_t i = 0; i < rows; ++i) {
+        if (!spans.exists(i)) continue;
+        for (int64_t done = 0; done < length; done += kPiece) {
+          const int64_t at = start + done, n = std::min(kPiece, length - done);
+          input_gradient<kSilu, false, kCenter>(
+              x(i) + at, dy(i) + at, LaneOrder<In>{gradient}, n, Scalar(d, batch.mean[i]),
+              Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
+              this->weight() + at, this->bias() + at, cast);
+          put_sum<kStream>(gradient, batch.at[i], at, n);
+        }
+      }
+    });
+  }
+
+  // Adds dsum to a piece of a row's gradient and stores it.
+  template <bool kStream>
+  HWY_NOINLINE void put_sum(typename Job<In>::Array gradient, const Place& at, int64_t start,
+                            int64_t n) const {
+    if constexpr (requires { typename In::Stored; }) {
+      const auto matches = [this](const Tensor& tensor) {
+        return !tensor || tensor.dtype == call.x.dtype;
+      };
+      if (matches(call.dsum) && matches(call.dx) && matches(call.dresidual))
+        return put_sum_as<kStream, In>(gradient, at, start, n);
+      const int64_t step = 2 * static_cast<int64_t>(hn::Lanes(d));
+      to_memory_order<In>(gradient.data, (n + step - 1) / step * step);
+    }
+    put_sum_as<kStream, Any<Compute>>(gradient, at, start, n);
+  }
+
+  template <bool kStream, class Type>
+  HWY_INLINE void put_sum_as(typename Job<In>::Array gradient, const Place& at, int64_t start,
+                             int64_t n) const {
+    const auto span = [&](const Tensor& tensor) EK_LAMBDA {
+      return Type(tensor.data, tensor.dtype) + (offset(tensor, at) + start);
+    };
+    if (call.dsum) add_to(gradient, span(call.dsum), n);
+    if (call.dx) put_gradient<kStream>(gradient, span(call.dx), n);
+    if (call.dresidual) put_gradient<kStream>(gradient, span(call.dresidual), n);
   }
 
   void backward() const {
@@ -345,7 +463,7 @@ struct Rows : Job<In> {
                      const int64_t first = chunk * plan.chunk_blocks,
                                    end = std::min(first + plan.chunk_blocks, plan.blocks);
                      const int64_t pairs = (end - first + 1) / 2 * plan.groups;
-                     const int64_t step = std::max<int64_t>(1, batch(2) / 2);
+                     const int64_t step = std::max<int64_t>(1, plan.batch / 2);
                      for (int64_t pair = 0; pair < pairs; pair += step)
                        backward_batch(chunk, first, end, pair, std::min(step, pairs - pair));
                    });
@@ -370,7 +488,7 @@ struct Rows : Job<In> {
           total.set(i, slice == 0 ? part[i] : total[i] + part[i]);
       }
     });
-    if (call.dx) input_gradients(batch, 2 * count, total, 0, plan.length);
+    if (call.wants_dx()) input_gradients(batch, 2 * count, total, 0, plan.length);
   }
 
   void backward_split() const {
@@ -396,7 +514,7 @@ struct Rows : Job<In> {
                 }
               });
         });
-    if (!call.dx) return;
+    if (!call.wants_dx()) return;
     const int64_t units = plan.blocks * plan.groups;
     for (int64_t unit = 0; unit < units; ++unit) {
       GradientSums& total = pieces[unit * slices()];

@@ -4,6 +4,8 @@
 //   forward    moments  ->  normalize
 //   backward   reduce_rows / reduce_plane  ->  input_gradient
 //
+// With a residual, add comes before the moments, and add_to and put_gradient after input_gradient.
+//
 // Operands that are scalars for one shape and arrays for another (statistics, weights) are template
 // parameters with a load(): Splat or Typed. So row norms, NCHW planes and NHWC pixels share each
 // kernel. Every sum is formed in an order that depends on the span's length alone.
@@ -56,7 +58,7 @@ HWY_INLINE Vec<D> silu_gradient(D d, Vec<D> z, Vec<D> dy) {
 
 // ---- casting order ----
 
-// Rounds to the type of x between the normalization and the weight, or not at all. Whether it does
+// Rounds to the type of what is normalized between the normalization and the weight, or not at all. Whether it does
 // is looked up at run time where that hardly counts (with an activation), which saves half of the
 // instances.
 struct NoCast {
@@ -81,6 +83,15 @@ struct CastTo {
 };
 
 // ---- forward ----
+
+// sum = x + residual, rounded to the type of the sum.
+template <class In>
+HWY_INLINE void add(In x, In residual, In sum, int64_t n) {
+  const hn::ScalableTag<typename In::Compute> d;
+  for_each_result<false>(d, sum, n, [&](int64_t i, auto access) EK_LAMBDA {
+    return hn::Add(access.load(d, x, i), access.load(d, residual, i));
+  });
+}
 
 // How many elements are added up in vectors before the sums are carried on in double. Errors of
 // many lanes average out, those of a few do not.
@@ -401,8 +412,9 @@ HWY_INLINE auto reduce_plane(In x, In dy, int64_t n, double mean_value, double r
 // dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd
 // times the means of dz * weight and of dz * weight * normalized. Without a center the mean and
 // gradient_share are nought.
-template <bool kSilu, bool kStream, bool kCenter, class In, class Stat, class Weight, class Cast>
-HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rstd,
+template <bool kSilu, bool kStream, bool kCenter, class In, class Out, class Stat, class Weight,
+          class Cast>
+HWY_INLINE void input_gradient(In x, In dy, Out dx, int64_t n, Stat mean, Stat rstd,
                                Stat gradient_share, Stat product_share, Weight weight, Weight bias,
                                Cast cast) {
   const hn::ScalableTag<typename In::Compute> d;
@@ -418,6 +430,24 @@ HWY_INLINE void input_gradient(In x, In dy, In dx, int64_t n, Stat mean, Stat rs
     const auto own = kCenter ? hn::MulSub(g, r, access.load(d, gradient_share, i)) : hn::Mul(g, r);
     return hn::NegMulAdd(normalized, access.load(d, product_share, i), own);
   });
+}
+
+// gradient += from. The array lies in the lane order of In.
+template <class In>
+HWY_INLINE void add_to(Typed<typename In::Compute> gradient, In from, int64_t n) {
+  const hn::ScalableTag<typename In::Compute> d;
+  for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
+    const auto total = hn::Add(access.load(d, gradient, i), access.load(d, from, i));
+    access.store(d, total, gradient, i);
+  });
+}
+
+// dx = gradient, rounded.
+template <bool kStream, class In>
+HWY_INLINE void put_gradient(Typed<typename In::Compute> gradient, In dx, int64_t n) {
+  const hn::ScalableTag<typename In::Compute> d;
+  for_each_result<kStream>(
+      d, dx, n, [&](int64_t i, auto access) EK_LAMBDA { return access.load(d, gradient, i); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -557,6 +557,28 @@ HWY_INLINE void for_each_result(D d, In to, int64_t n, Body body) {
   }
 }
 
+// An array of the compute type, in the lane order of In, as the target of results.
+template <class In>
+struct LaneOrder {
+  Typed<typename In::Compute> array;
+};
+
+template <bool, class In, class D, class Body>
+HWY_INLINE void for_each_result(D d, LaneOrder<In> to, int64_t n, Body body) {
+  for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
+    access.store(d, body(i, access), to.array, i);
+  });
+}
+
+// Copies bytes past the caches. `to` and `bytes` must be multiples of the vector.
+inline void stream_copy(const char* from, char* to, int64_t bytes) {
+  const hn::ScalableTag<uint8_t> d;
+  const auto* source = reinterpret_cast<const uint8_t*>(from);
+  auto* target = reinterpret_cast<uint8_t*>(to);
+  for (int64_t i = 0; i < bytes; i += static_cast<int64_t>(hn::Lanes(d)))
+    hn::Stream(hn::LoadU(d, source + i), d, target + i);
+}
+
 // Arrays from memory order to lane order and back, in place. They are padded to whole steps.
 #if HWY_TARGET != HWY_SCALAR
 template <class In, class T>
