@@ -158,30 +158,36 @@ struct Rows : Job<In> {
   // caches, rows of any length gain by it (65536x128 f32 on a Xeon: 1.3 to 1.7 of a copy's speed).
   static constexpr int64_t kShortRow = 128;
 
-  // What is normalized: x, the sum, or the part of it that is in scratch, for which as many elements
-  // as lie before that part are skipped.
-  struct Source {
-    Tensor tensor;
-    int64_t skipped;
-    bool scratch;
+  // What is normalized: x,
+  struct Input {
+    static constexpr int64_t skipped = 0;
+    static constexpr bool scratch = false;
+    static HWY_INLINE const Tensor& tensor(const Call& call) { return call.x; }
+  };
+  // or the sum, of which scratch may hold the part that is worked on: as many elements as lie before
+  // it are skipped.
+  struct Sum {
+    Tensor stored;
+    int64_t skipped = 0;
+    bool scratch = false;
+    HWY_INLINE const Tensor& tensor(const Call&) const { return stored; }
   };
 
-  // x, or the sum of the same part of `count` rows from `unit` on, which is added and stored now.
-  Source source(int64_t shard, int64_t unit, const Place* at, int64_t count, int64_t start,
-                int64_t n) const {
-    if (HWY_LIKELY(!call.residual)) return {call.x, 0, false};
-    Source to = {call.sum, 0, false};
+  // Adds the same part of `count` rows of x and residual, from `unit` on.
+  HWY_NOINLINE Sum sum_of(int64_t shard, int64_t unit, const Place* at, int64_t count,
+                          int64_t start, int64_t n) const {
+    Sum sum{call.sum};
     if (plan.keeps_sum(call)) {
       const int64_t length = plan.length;
-      to = {{this->scratch(shard), call.sum.dtype, length, length * call.inner},
-            unit * length + start,
-            true};
+      sum = {{this->scratch(shard), call.sum.dtype, length, length * call.inner},
+             unit * length + start,
+             true};
     }
-    add_rows(at, count, start, n, to);
-    return to;
+    add_rows(at, count, start, n, sum);
+    return sum;
   }
 
-  void add_rows(const Place* at, int64_t count, int64_t start, int64_t n, const Source& to) const {
+  void add_rows(const Place* at, int64_t count, int64_t start, int64_t n, const Sum& to) const {
     const Dtype dtype = call.sum.dtype;
     if constexpr (requires { typename In::Stored; }) {
       if (call.x.dtype == dtype && call.residual.dtype == dtype)
@@ -196,14 +202,14 @@ struct Rows : Job<In> {
 
   template <class Type>
   HWY_NOINLINE void add_rows_as(const Place* at, int64_t count, int64_t start, int64_t n,
-                                const Source& to) const {
+                                const Sum& to) const {
     const bool ahead = even_ && n == plan.length && (plan.stream || n <= kShortRow);
     for (int64_t i = 0; i < count; ++i) {
       const auto span = [&](const Tensor& tensor, int64_t skipped) EK_LAMBDA {
         return Type(tensor.data, tensor.dtype) + (offset(tensor, at[i]) + start - skipped);
       };
       const Type x = span(call.x, 0), residual = span(call.residual, 0);
-      const Type sum = span(to.tensor, to.skipped);
+      const Type sum = span(to.stored, to.skipped);
       if (ahead) fetch(x + count * stride(call.x), n);
       if (ahead) fetch(residual + count * stride(call.residual), n);
       add(x, residual, sum, n);
@@ -215,6 +221,7 @@ struct Rows : Job<In> {
   }
 
   // Normalizes the same part of `count` statistics.
+  template <class Source>
   void normalize_parts(const Source& from, const Place* at, int64_t count,
                        const NormalizerBatch& by, int64_t start, int64_t n) const {
     Compute shift[kBatch], scale[kBatch], offset[kBatch];
@@ -222,14 +229,14 @@ struct Rows : Job<In> {
     std::copy_n(by.scale, kBatch, scale);
     std::copy_n(by.offset, kBatch, offset);
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
-      const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow);
+      const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow) && !from.scratch;
       with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
-            const auto x = spans.of(from.tensor, from.skipped);
+            const auto x = spans.of(from.tensor(call), from.skipped);
             const auto y = spans.of(call.y);
             const auto weight = this->weight() + start, bias = this->bias() + start;
             for (int64_t i = 0; i < rows; ++i) {
-              if (ahead && !from.scratch) fetch(x(i) + rows * stride(from.tensor), length);
+              if (ahead) fetch(x(i) + rows * stride(from.tensor(call)), length);
               if (ahead && !kStream) fetch<true>(y(i) + rows * stride(call.y), length);
               normalize<kSilu, kStream, kCenter>(x(i) + start, y(i) + start, length,
                                                  Scalar(d, shift[i]), Scalar(d, scale[i]),
@@ -241,11 +248,12 @@ struct Rows : Job<In> {
   }
 
   // Moments of the same part of `count` statistics.
+  template <class Source>
   void moments_of(const Source& from, const Place* at, int64_t count, int64_t start, int64_t n,
                   MomentsBatch& result) const {
     with_spans<true>(at, plan.blocks, count, n,
                      [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
-                       const auto x = spans.of(from.tensor, from.skipped);
+                       const auto x = spans.of(from.tensor(call), from.skipped);
                        const auto span_at = [&](int64_t i) EK_LAMBDA { return x(i) + start; };
                        call.centers() ? moments<true>(span_at, rows, length, call.eps, result)
                                       : moments<false>(span_at, rows, length, call.eps, result);
@@ -263,14 +271,22 @@ struct Rows : Job<In> {
                    });
   }
 
-  // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
-  // between rows.
   void forward_batch(int64_t shard, int64_t unit, int64_t count) const {
     Place places[kBatch];
+    locate(unit, count, places);
+    if (HWY_UNLIKELY(call.residual)) {
+      const Sum sum = sum_of(shard, unit, places, count, 0, plan.length);
+      return normalize_batch(sum, unit, places, count);
+    }
+    normalize_batch(Input(), unit, places, count);
+  }
+
+  // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
+  // between rows.
+  template <class Source>
+  void normalize_batch(const Source& from, int64_t unit, const Place* places, int64_t count) const {
     MomentsBatch found;
     NormalizerBatch by;
-    locate(unit, count, places);
-    const Source from = source(shard, unit, places, count, 0, plan.length);
     moments_of(from, places, count, 0, plan.length, found);
     this->finish(unit, count, found, by);
     normalize_parts(from, places, count, by, 0, plan.length);
@@ -278,15 +294,16 @@ struct Rows : Job<In> {
 
   void forward_split(int64_t units) const {
     auto* pieces = this->template pieces<Moments>();
-    for_each_range(call.parallel, plan.shards, units * slices(), 1,
-                   [&](int64_t shard, int64_t item, int64_t) {
-                     const int64_t unit = item / slices(), slice = item % slices();
-                     const int64_t start = slice * kSlice, n = slice_length(slice);
-                     const Place at = place(unit);
-                     MomentsBatch found = {};
-                     moments_of(source(shard, unit, &at, 1, start, n), &at, 1, start, n, found);
-                     pieces[item] = found[0];
-                   });
+    for_each_range(
+        call.parallel, plan.shards, units * slices(), 1, [&](int64_t shard, int64_t item, int64_t) {
+          const int64_t unit = item / slices(), slice = item % slices();
+          const int64_t start = slice * kSlice, n = slice_length(slice);
+          const Place at = place(unit);
+          MomentsBatch found = {};
+          call.residual ? moments_of(sum_of(shard, unit, &at, 1, start, n), &at, 1, start, n, found)
+                        : moments_of(Input(), &at, 1, start, n, found);
+          pieces[item] = found[0];
+        });
     for (int64_t unit = 0; unit < units; ++unit) {
       Moments& total = pieces[unit * slices()];
       for (int64_t slice = 1; slice < slices(); ++slice) total = merge(total, (&total)[slice]);
@@ -300,10 +317,10 @@ struct Rows : Job<In> {
           found.set(0, pieces[unit * slices()]);
           this->finish(unit, 1, found, by, slice == 0);
           const Place at = place(unit);
+          if (!call.residual) return normalize_parts(Input(), &at, 1, by, start, n);
           // A sum that is stored is not added again: it may lie over x.
-          const Source from =
-              call.sum ? Source{call.sum, 0, false} : source(shard, unit, &at, 1, start, n);
-          normalize_parts(from, &at, 1, by, start, n);
+          const Sum sum = call.sum ? Sum{call.sum} : sum_of(shard, unit, &at, 1, start, n);
+          normalize_parts(sum, &at, 1, by, start, n);
         });
   }
 
