@@ -152,7 +152,7 @@ std::vector<CallStructs::Field> CallStructs::fields(bool backward) {
                            {Kind::kInt32, &a.reserved},
                            {Kind::kPointer, &a.mean},
                            {Kind::kPointer, &a.rstd}});
-    for (ek_tensor* t : {&a.dy, &a.x, &a.dx}) tensor(*t);
+    for (ek_tensor* t : {&a.dy, &a.x, &a.dx, &a.dsum, &a.dresidual}) tensor(*t);
     for (ek_vector* v : {&a.weight, &a.bias, &a.dweight, &a.dbias}) vector(*v);
   } else {
     ek_forward_args& a = *forward_;
@@ -160,7 +160,7 @@ std::vector<CallStructs::Field> CallStructs::fields(bool backward) {
                            {Kind::kInt32, &a.reserved},
                            {Kind::kPointer, &a.mean},
                            {Kind::kPointer, &a.rstd}});
-    for (ek_tensor* t : {&a.x, &a.y}) tensor(*t);
+    for (ek_tensor* t : {&a.x, &a.y, &a.residual, &a.sum}) tensor(*t);
     for (ek_vector* v : {&a.weight, &a.bias}) vector(*v);
   }
   return all;
@@ -273,13 +273,14 @@ bool CallStructs::is_backed(const Problem& problem, bool backward) {
   if ((*execution_).threads > 16 || (*parallel_).threads > 16) return false;
   if (backward) {
     const ek_backward_args& a = *backward_;
-    return tensor(a.dy) && tensor(a.x) && tensor(a.dx) && vector(a.weight) && vector(a.bias) &&
-           vector(a.dweight) && vector(a.dbias) && statistics(a.mean, a.x) &&
-           statistics(a.rstd, a.x);
+    return tensor(a.dy) && tensor(a.x) && tensor(a.dx) && tensor(a.dsum) && tensor(a.dresidual) &&
+           vector(a.weight) && vector(a.bias) && vector(a.dweight) && vector(a.dbias) &&
+           statistics(a.mean, a.x) && statistics(a.rstd, a.x);
   }
   const ek_forward_args& a = *forward_;
-  return tensor(a.x) && tensor(a.y) && vector(a.weight) && vector(a.bias) &&
-         statistics(a.mean, a.x) && statistics(a.rstd, a.x);
+  const ek_tensor& normalized = a.residual.data == nullptr ? a.x : a.sum;
+  return tensor(a.x) && tensor(a.y) && tensor(a.residual) && tensor(a.sum) && vector(a.weight) &&
+         vector(a.bias) && statistics(a.mean, normalized) && statistics(a.rstd, normalized);
 }
 
 }  // namespace evenkeel::support
