@@ -56,7 +56,7 @@ struct Plan {
   size_t pieces;        // split: moments or gradient sums of each piece
   size_t scratch;       // [shards][scratch_stride]
   size_t scratch_stride;
-  size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch.
+  size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch
   size_t total;
 
   // The sum of x and the residual is kept in scratch while it is normalized.
