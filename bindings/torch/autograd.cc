@@ -38,26 +38,52 @@ Tensor to_read(const Tensor& x) {
 
 // What a node keeps, unpacked.
 struct Saved {
-  Tensor x;
+  Tensor x;  // or the sum
   MaybeTensor weight, bias;
   Tensor mean, rstd;
 };
 
-variable_list gradients_of(const Tensor& dy, const Saved& saved, const Norm& norm, Wanted wanted) {
-  variable_list list(3);
-  if (!dy.defined()) return list;
-  const Tensor x = to_read(saved.x);
-  const Gradients result =
-      call_backward({dy, x, saved.weight, saved.bias, saved.mean, saved.rstd, norm, wanted});
+// Whether x was added to a residual, and the dtypes of both.
+struct Summands {
+  bool present = false;
+  at::ScalarType x = at::kFloat, residual = at::kFloat;
+
+  bool same() const { return present && x == residual; }
+};
+
+// arriving: the gradients of y and, where it can have one, of the sum; undefined where nothing
+// arrives.
+variable_list gradients_of(const variable_list& arriving, const Saved& saved, const Norm& norm,
+                           const Summands& summands, Wanted wanted) {
+  const Tensor& dy = arriving[0];
+  const MaybeTensor dsum = arriving.size() > 1 ? or_nothing(arriving[1]) : std::nullopt;
+  Gradients result;
+  if (dy.defined()) {
+    Wanted computed = wanted;
+    if (summands.same()) {  // one tensor for both
+      computed[0] = wanted[0] || wanted[3];
+      computed[3] = false;
+    }
+    const Tensor x = summands.present ? saved.x : to_read(saved.x);
+    BackwardCall call{dy, x, saved.weight, saved.bias, saved.mean, saved.rstd, norm, computed};
+    if (summands.present) call.added.emplace(AddedGradient{dsum, summands.x, summands.residual});
+    result = call_backward(call);
+  } else if (dsum) {
+    result.dx = dsum->to(summands.x);
+    if (!summands.same()) result.dresidual = dsum->to(summands.residual);
+  }
+  if (summands.same()) result.dresidual = result.dx;
+  variable_list list(summands.present ? 4 : 3);
   if (wanted[0]) list[0] = result.dx;
   if (wanted[1]) list[1] = result.dweight;
   if (wanted[2]) list[2] = result.dbias;
+  if (wanted[3]) list[3] = result.dresidual;
   return list;
 }
 
 // The arguments of gradients_of as compiled autograd carries them through its graph, in this order.
 template <class Visit>
-void visit_arguments(Saved& saved, Norm& norm, Wanted& wanted, Visit visit) {
+void visit_arguments(Saved& saved, Norm& norm, Summands& summands, Wanted& wanted, Visit visit) {
   visit(saved.x);
   visit(saved.weight);
   visit(saved.bias);
@@ -69,6 +95,9 @@ void visit_arguments(Saved& saved, Norm& norm, Wanted& wanted, Visit visit) {
   visit(norm.activation);
   visit(norm.casting);
   visit(norm.weight_offset);
+  visit(summands.present);
+  visit(summands.x);
+  visit(summands.residual);
   visit(wanted);
 }
 
@@ -78,41 +107,47 @@ variable_list gradients_of_packed(const variable_list& gradients,
   compiled::PackedArgs packed(arguments);
   Saved saved;
   Norm norm;
+  Summands summands;
   Wanted wanted;
-  visit_arguments(saved, norm, wanted,
+  visit_arguments(saved, norm, summands, wanted,
                   [&]<class Value>(Value& value) { value = packed.unpack<Value>(); });
-  return gradients_of(gradients[0], saved, norm, wanted);
+  return gradients_of(gradients, saved, norm, summands, wanted);
 }
 
 // NOLINTNEXTLINE(readability-identifier-naming): the name that torch shows as grad_fn.
 struct EvenkeelNormBackward : torch::autograd::Node {
   SavedVariable x, weight, bias, mean, rstd;
   Norm norm;
+  Summands summands;
+  bool x_is_output = false;  // the sum, and it has a gradient
 
   std::array<SavedVariable*, 5> all_saved() { return {&x, &weight, &bias, &mean, &rstd}; }
 
   Saved unpacked() {
-    return {x.unpack(), or_nothing(weight.unpack()), or_nothing(bias.unpack()), mean.unpack(),
-            rstd.unpack()};
+    return {x_is_output ? x.unpack(getptr()) : x.unpack(), or_nothing(weight.unpack()),
+            or_nothing(bias.unpack()), mean.unpack(), rstd.unpack()};
   }
 
   Wanted wanted() const {
     return {task_should_compute_output(0), task_should_compute_output(1),
-            task_should_compute_output(2)};
+            task_should_compute_output(2), summands.present && task_should_compute_output(3)};
   }
 
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return gradients_of(gradients[0], unpacked(), norm, wanted());
+    return gradients_of(gradients, unpacked(), norm, summands, wanted());
   }
 
   // What the compiled graph depends on, besides the tensors.
   void compiled_args(compiled::CompiledNodeArgs& arguments) const override {
-    for (const SavedVariable* saved : {&x, &weight, &bias, &mean, &rstd})
+    arguments.collect(x, x_is_output);
+    for (const SavedVariable* saved : {&weight, &bias, &mean, &rstd})
       arguments.collect(*saved, /*is_output=*/false);
     for (const int64_t value : {norm.op, norm.span, norm.activation, norm.casting})
       arguments.collect(value);
     for (const double value : {norm.eps, norm.weight_offset}) arguments.collect(value);
+    arguments.collect(summands.present);
+    for (const at::ScalarType value : {summands.x, summands.residual}) arguments.collect(value);
     for (const bool value : wanted()) arguments.collect(value);
   }
 
@@ -124,7 +159,7 @@ struct EvenkeelNormBackward : torch::autograd::Node {
     Wanted wanted = this->wanted();
     compiled::PackedArgs packed;
     std::vector<at::TypePtr> types;
-    visit_arguments(saved, norm, wanted, [&]<class Value>(const Value& value) {
+    visit_arguments(saved, norm, summands, wanted, [&]<class Value>(const Value& value) {
       packed.pack(value);
       types.push_back(compiled::IValuePacker<Value>::packed_type());
     });
@@ -163,26 +198,43 @@ auto make_node() {
 }  // namespace
 
 Result differentiable_forward(const ForwardCall& call) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics] = call;
-  const bool tangents = has_tangent(x) || has_tangent(weight) || has_tangent(bias);
-  const bool gradients = !tangents && at::GradMode::is_enabled() &&
-                         (x.requires_grad() || requires_grad(weight) || requires_grad(bias));
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added] = call;
+  const bool tangents = has_tangent(x) || has_tangent(weight) || has_tangent(bias) ||
+                        (added && has_tangent(added->residual));
+  const bool recording = !tangents && at::GradMode::is_enabled();
+  const bool of_sum =
+      recording && (x.requires_grad() || (added && added->residual.requires_grad()));
+  const bool gradients = of_sum || (recording && (requires_grad(weight) || requires_grad(bias)));
   Result result;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    result = call_forward({x, weight, bias, norm, out_dtype, statistics || gradients});
+    ForwardCall lower = call;
+    lower.statistics = statistics || gradients;
+    result = call_forward(lower);
   }
-  if (tangents) result.y = formula_forward(call);
+  if (tangents) {
+    Result differentiable = formula_forward(call);
+    result.y = std::move(differentiable.y);
+    result.sum = std::move(differentiable.sum);
+  }
   if (!gradients) return result;
   const auto node = make_node<EvenkeelNormBackward>();
   node->norm = norm;
-  node->x = SavedVariable(x, /*is_output=*/false);
+  if (added) {
+    node->summands = {true, x.scalar_type(), added->residual.scalar_type()};
+    node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias, added->residual));
+  } else {
+    node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
+  }
+  torch::autograd::set_history(result.y, node);
+  // Without a gradient of x or residual the sum has none either.
+  node->x_is_output = added && of_sum;
+  if (node->x_is_output) torch::autograd::set_history(result.sum, node);
+  node->x = SavedVariable(added ? result.sum : x, node->x_is_output);
   node->weight = SavedVariable(weight, /*is_output=*/false);
   node->bias = SavedVariable(bias, /*is_output=*/false);
   node->mean = SavedVariable(result.mean, /*is_output=*/false);
   node->rstd = SavedVariable(result.rstd, /*is_output=*/false);
-  node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
-  torch::autograd::set_history(result.y, node);
   return result;
 }
 
@@ -191,7 +243,7 @@ Gradients differentiable_backward(const BackwardCall& call) {
     return has_tangent(tensor) || (at::GradMode::is_enabled() && requires_grad(tensor));
   };
   if (differentiated(call.dy) || differentiated(call.x) || differentiated(call.weight) ||
-      differentiated(call.bias))
+      differentiated(call.bias) || (call.added && differentiated(call.added->dsum)))
     return formula_backward(call);
   const at::AutoDispatchBelowADInplaceOrView below;
   return call_backward(call);

@@ -20,9 +20,6 @@ struct Formula {
   Tensor weight, bias;        // to be multiplied with `shape`; undefined where absent
   Tensor rstd, normalized;    // of x; normalized has `shape`
 
-  template <class Call>
-  explicit Formula(const Call& call) : Formula(call.x, call.weight, call.bias, call.norm) {}
-
   Formula(const Tensor& x, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
           const Norm& n)
       : norm(n), shape(x.sym_sizes().begin(), x.sym_sizes().end()) {
@@ -86,16 +83,25 @@ struct Formula {
 
 }  // namespace
 
-Tensor formula_forward(const ForwardCall& call) {
-  const Formula f(call);
-  const Tensor z = f.before_activation(call.x);
+Result formula_forward(const ForwardCall& call) {
+  Result result;
+  if (call.added) {
+    const auto& [residual, dtype] = *call.added;
+    const at::ScalarType compute = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    result.sum = (call.x.to(compute) + residual.to(compute)).to(dtype);
+    result.sum = result.sum.contiguous(format_of_rows(call.x, call.norm));
+  }
+  const Tensor& x = call.added ? result.sum : call.x;
+  const Formula f(x, call.weight, call.bias, call.norm);
+  const Tensor z = f.before_activation(x);
   const Tensor y = call.norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z;
-  return f.laid_out(y.to(call.out_dtype), call.x);
+  result.y = f.laid_out(y.to(call.out_dtype), x);
+  return result;
 }
 
 Gradients formula_backward(const BackwardCall& call) {
-  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted] = call;
-  const Formula f(call);
+  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added] = call;
+  const Formula f(x, weight, bias, norm);
   Tensor dz = dy.to(f.compute);
   if (norm.activation == EK_ACTIVATION_SILU) {
     const Tensor z = f.before_activation(x), s = z.sigmoid();
@@ -105,15 +111,20 @@ Gradients formula_backward(const BackwardCall& call) {
   const auto nothing = [&](const MaybeTensor& like) {
     return at::empty({0}, given(like) ? like->options() : x.options());
   };
-  if (wanted[0]) {
+  Tensor gradient;
+  if (wanted[0] || wanted[3]) {
     const Tensor g = (f.weight.defined() ? dz * f.weight : dz).reshape_symint(f.grouped);
     const Tensor n = f.normalized.reshape_symint(f.grouped);
     Tensor dx = g - n * (g * n).mean(f.dims, /*keepdim=*/true);
     if (norm.centers()) dx = dx - g.mean(f.dims, /*keepdim=*/true);
-    result.dx = f.laid_out((dx * f.rstd).reshape_symint(f.shape).to(x.scalar_type()), x);
-  } else {
-    result.dx = nothing(x);
+    gradient = (dx * f.rstd).reshape_symint(f.shape);
+    if (added && given(added->dsum)) gradient = gradient + added->dsum->to(f.compute);
   }
+  const auto in_dtype = [&](at::ScalarType dtype, bool want) {
+    return want ? f.laid_out(gradient.to(dtype), x) : at::empty({0}, x.options().dtype(dtype));
+  };
+  result.dx = in_dtype(call.dx_dtype(), wanted[0]);
+  if (added) result.dresidual = in_dtype(added->residual_dtype, wanted[3]);
   result.dweight = wanted[1] ? f.fold(dz * f.cast(x), *weight) : nothing(weight);
   result.dbias = wanted[2] ? f.fold(dz, *bias) : nothing(bias);
   return result;

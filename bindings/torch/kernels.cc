@@ -161,8 +161,9 @@ struct Shape {
   ek_problem problem = EK_PROBLEM_INIT;
   bool last = false;  // group norm: channels-last
 
-  // dy: where x's rows have one stride, its blocks are the call's.
-  Shape(const Tensor& x, const Norm& norm, const Tensor* dy = nullptr) {
+  // others: what else is read (nullptr: absent). Where x's rows have one stride, the blocks of the
+  // first of them that has two are the call's.
+  Shape(const Tensor& x, const Norm& norm, std::initializer_list<const Tensor*> others) {
     problem.op = static_cast<int32_t>(norm.op);
     problem.activation = static_cast<int32_t>(norm.activation);
     problem.casting = static_cast<int32_t>(norm.casting);
@@ -180,8 +181,9 @@ struct Shape {
       for (int64_t i = x.dim() - norm.span; i < x.dim(); ++i) problem.cols *= x.size(i);
       problem.rows = x.numel() / problem.cols;
       Fold fold = fold_rows(x, norm.span, problem.cols);
-      if (dy != nullptr && (!fold.possible || fold.is_even()))
-        fold = fold_rows(*dy, norm.span, problem.cols);
+      for (const Tensor* other : others)
+        if (other != nullptr && (!fold.possible || fold.is_even()))
+          fold = fold_rows(*other, norm.span, problem.cols);
       problem.inner_rows = fold.possible ? fold.inner : problem.rows;
     }
   }
@@ -282,15 +284,15 @@ struct Execution {
   }
 };
 
-at::ScalarType statistics_dtype(const Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+at::ScalarType statistics_dtype(const ForwardCall& call) {
+  return call.normalized_dtype() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 // The results without values.
 Result empty_results(const ForwardCall& call, bool real) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added] = call;
   const Memory memory{x, real};
-  const at::ScalarType type = statistics_dtype(x);
+  const at::ScalarType type = statistics_dtype(call);
   Result result;
   if (norm.is_group_norm()) {
     result.y = memory.images(channels_last(x), out_dtype);
@@ -302,6 +304,7 @@ Result empty_results(const ForwardCall& call, bool real) {
   if (!statistics) result.rstd = memory.nothing(type);
   result.mean = statistics && norm.centers() ? memory.make(result.rstd.sym_sizes(), type)
                                              : memory.nothing(type);
+  if (added) result.sum = memory.rows(norm, added->sum_dtype);
   return result;
 }
 
@@ -312,14 +315,14 @@ Gradients empty_gradients(const BackwardCall& call, bool real) {
     if (want) return memory.make(like->sym_sizes(), like->scalar_type());
     return memory.nothing(given(like) ? like->scalar_type() : x.scalar_type());
   };
+  const auto like_x = [&](at::ScalarType dtype, bool want) {
+    if (!want) return memory.nothing(dtype);
+    return call.norm.is_group_norm() ? memory.images(channels_last(x), dtype)
+                                     : memory.rows(call.norm, dtype);
+  };
   Gradients result;
-  if (!call.wanted[0]) {
-    result.dx = memory.nothing(x.scalar_type());
-  } else if (call.norm.is_group_norm()) {
-    result.dx = memory.images(channels_last(x), x.scalar_type());
-  } else {
-    result.dx = memory.rows(call.norm, x.scalar_type());
-  }
+  result.dx = like_x(call.dx_dtype(), call.wanted[0]);
+  if (call.added) result.dresidual = like_x(call.added->residual_dtype, call.wanted[3]);
   result.dweight = parameter(call.weight, call.wanted[1]);
   result.dbias = parameter(call.bias, call.wanted[2]);
   return result;
@@ -343,14 +346,14 @@ Result meta_forward(const ForwardCall& call) { return empty_results(call, /*real
 Gradients meta_backward(const BackwardCall& call) { return empty_gradients(call, /*real=*/false); }
 
 Result run_forward(const ForwardCall& call) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added] = call;
   Result result = empty_results(call, /*real=*/true);
   if (x.numel() == 0) {
     result.mean.zero_();
     result.rstd.zero_();
     return result;
   }
-  const Shape shape(x, norm);
+  const Shape shape(x, norm, {added ? &added->residual : nullptr});
   const Operand from = shape.source(x, norm), to = shape.target(result.y, norm);
   const Parameter w(weight), b(bias);
   ek_forward_args args = EK_FORWARD_ARGS_INIT;
@@ -362,21 +365,30 @@ Result run_forward(const ForwardCall& call) {
     if (norm.centers()) args.mean = address_of(result.mean);
     args.rstd = address_of(result.rstd);
   }
+  Operand residual, sum;
+  if (added) {
+    residual = shape.source(added->residual, norm);
+    sum = shape.target(result.sum, norm);
+    args.residual = residual.view;
+    args.sum = sum.view;
+  }
   Execution(x).run(x, shape.problem, args, ek_prepare_forward);
   Shape::finish(to, result.y);
+  if (added) Shape::finish(sum, result.sum);
   return result;
 }
 
 Gradients run_backward(const BackwardCall& call) {
-  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted] = call;
+  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added] = call;
   Gradients result = empty_gradients(call, /*real=*/true);
-  if (!wanted[0] && !wanted[1] && !wanted[2]) return result;
+  if (wanted == Wanted{}) return result;
   if (x.numel() == 0) {
     result.dweight.zero_();
     result.dbias.zero_();
     return result;
   }
-  const Shape shape(x, norm, &dy);
+  const Tensor* dsum = added && given(added->dsum) ? &*added->dsum : nullptr;
+  const Shape shape(x, norm, {&dy, dsum});
   const Operand from = shape.source(x, norm), gradient = shape.source(dy, norm);
   const Parameter w(weight), b(bias);
   ek_backward_args args = EK_BACKWARD_ARGS_INIT;
@@ -386,10 +398,18 @@ Gradients run_backward(const BackwardCall& call) {
   args.bias = b.view;
   if (norm.centers()) args.mean = address_of(mean);
   args.rstd = address_of(rstd);
-  Operand to;
+  Operand to, twin, other;
   if (wanted[0]) {
     to = shape.target(result.dx, norm);
     args.dx = to.view;
+  }
+  if (wanted[3]) {
+    twin = shape.target(result.dresidual, norm);
+    args.dresidual = twin.view;
+  }
+  if (dsum != nullptr && (wanted[0] || wanted[3])) {
+    other = shape.source(*dsum, norm);
+    args.dsum = other.view;
   }
   const auto parameter = [](const Tensor& tensor) {
     return ek_vector{address_of(tensor), dtype_of(tensor.scalar_type()), 0};
@@ -398,6 +418,7 @@ Gradients run_backward(const BackwardCall& call) {
   if (wanted[2]) args.dbias = parameter(result.dbias);
   Execution(x).run(x, shape.problem, args, ek_prepare_backward);
   if (wanted[0]) Shape::finish(to, result.dx);
+  if (wanted[3]) Shape::finish(twin, result.dresidual);
   return result;
 }
 

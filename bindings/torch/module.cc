@@ -95,7 +95,18 @@ class Reader {
 template <auto kOperator>
 struct Entry;
 
-template <class... Parameters, Tensor (*kOperator)(Parameters...)>
+PyObject* wrap(const Tensor& result) { return THPVariable_Wrap(result); }
+
+PyObject* wrap(const WithSum& results) {
+  PyObject* const y = wrap(std::get<0>(results));
+  PyObject* const sum = y == nullptr ? nullptr : wrap(std::get<1>(results));
+  PyObject* const pair = sum == nullptr ? nullptr : PyTuple_Pack(2, y, sum);
+  Py_XDECREF(y);
+  Py_XDECREF(sum);
+  return pair;
+}
+
+template <class Answer, class... Parameters, Answer (*kOperator)(Parameters...)>
 struct Entry<kOperator> {
   static PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
@@ -103,7 +114,7 @@ struct Entry<kOperator> {
       Reader reader(arguments, count, sizeof...(Parameters));
       std::tuple<typename Held<Parameters>::Type...> values;
       std::apply([&](auto&... value) { (reader.read(value), ...); }, values);
-      return THPVariable_Wrap(run(values));
+      return wrap(run(values));
     } catch (const NotPlain&) {
       Py_RETURN_NOTIMPLEMENTED;
     }
@@ -111,7 +122,7 @@ struct Entry<kOperator> {
   }
 
   template <class Values>
-  static Tensor run(const Values& values) {
+  static Answer run(const Values& values) {
     const pybind11::gil_scoped_release no_gil;
     return std::apply(kOperator, values);
   }
@@ -136,6 +147,8 @@ PyMethodDef method(const char* name) {
 PyMethodDef methods[] = {method<&layer_norm>("layer_norm"),
                          method<&rms_norm>("rms_norm"),
                          method<&group_norm>("group_norm"),
+                         method<&add_layer_norm>("add_layer_norm"),
+                         method<&add_rms_norm>("add_rms_norm"),
                          {"set_subclass_hook", set_subclass_hook, METH_O, nullptr},
                          {}};
 

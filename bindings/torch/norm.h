@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <tuple>
 
 namespace evenkeel::torch_binding {
 
@@ -34,13 +35,26 @@ struct Norm {
   bool centers() const;
 };
 
-struct Gradients {
-  Tensor dx, dweight, dbias;
-};
-using Wanted = std::array<bool, 3>;  // of Gradients
-
+// sum and dresidual: undefined without a residual.
 struct Result {
-  Tensor y, mean, rstd;
+  Tensor y, mean, rstd, sum;
+};
+
+struct Gradients {
+  Tensor dx, dweight, dbias, dresidual;
+};
+using Wanted = std::array<bool, 4>;  // of Gradients
+
+// What a residual adds to the arguments of a call: sum = x + residual is normalized.
+struct Added {
+  const Tensor& residual;
+  at::ScalarType sum_dtype;
+};
+
+// The same in backward, where x is the sum, and dx and dresidual are one gradient in two dtypes.
+struct AddedGradient {
+  const MaybeTensor& dsum;  // that arrives at the sum from elsewhere
+  at::ScalarType x_dtype, residual_dtype;
 };
 
 // The arguments of the internal operators. The tensors are the caller's.
@@ -51,6 +65,10 @@ struct ForwardCall {
   Norm norm;
   at::ScalarType out_dtype;
   bool statistics;  // whether mean and rstd are wanted
+  std::optional<Added> added = std::nullopt;
+
+  // Of what is normalized.
+  at::ScalarType normalized_dtype() const { return added ? added->sum_dtype : x.scalar_type(); }
 };
 
 struct BackwardCall {
@@ -62,6 +80,9 @@ struct BackwardCall {
   const Tensor& rstd;
   Norm norm;
   Wanted wanted;
+  std::optional<AddedGradient> added = std::nullopt;
+
+  at::ScalarType dx_dtype() const { return added ? added->x_dtype : x.scalar_type(); }
 };
 
 // kernels.cc
@@ -75,7 +96,7 @@ bool channels_last(const Tensor& x);  // (N, C, ...) with adjacent channels
 at::MemoryFormat format_of_rows(const Tensor& x, const Norm&);  // of a row norm's y and dx
 
 // formulas.cc: differentiable to any order, in both modes.
-Tensor formula_forward(const ForwardCall&);
+Result formula_forward(const ForwardCall&);  // y and sum
 Gradients formula_backward(const BackwardCall&);
 
 // autograd.cc: below them are the dispatcher's kernels.
@@ -97,6 +118,21 @@ Tensor rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const May
 Tensor group_norm(const Tensor& x, int64_t num_groups, const MaybeTensor& weight,
                   const MaybeTensor& bias, double eps, std::optional<c10::string_view> activation,
                   double weight_offset, std::optional<at::ScalarType> out_dtype);
+
+// The same with a residual: y and sum.
+using WithSum = std::tuple<Tensor, Tensor>;
+WithSum add_layer_norm(const Tensor& x, const Tensor& residual,
+                       c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                       const MaybeTensor& bias, double eps,
+                       std::optional<c10::string_view> activation, double weight_offset,
+                       std::optional<at::ScalarType> sum_dtype,
+                       std::optional<at::ScalarType> out_dtype);
+WithSum add_rms_norm(const Tensor& x, const Tensor& residual, c10::SymIntArrayRef normalized_shape,
+                     const MaybeTensor& weight, std::optional<double> eps,
+                     std::optional<c10::string_view> activation, double weight_offset,
+                     std::optional<c10::string_view> casting,
+                     std::optional<at::ScalarType> sum_dtype,
+                     std::optional<at::ScalarType> out_dtype);
 
 // module.cc: called before an operator meets a subclass of Tensor that is written in Python.
 void before_subclass();

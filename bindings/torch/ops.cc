@@ -1,5 +1,7 @@
 // The operators: three public ones, with the meaning of torch.nn.functional's, and two internal ones
-// that every other part of torch (autograd, autocast, meta tensors, compile, DTensor) meets.
+// that every other part of torch (autograd, autocast, meta tensors, compile, DTensor) meets. Those
+// that take a residual have operators beside them, called add_..., since a schema has a fixed number of
+// results: the internal ones end with what the residual adds to arguments and results.
 //
 // The public ones check their arguments and are composed of the internal ones, so that there is one
 // place for each error message. Messages name the argument, what it was and what is allowed.
@@ -23,14 +25,31 @@ constexpr const char* kBackward =
     "backward(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, int op, "
     "int span, float eps, int activation, int casting, float weight_offset, bool[3] wanted) "
     "-> (Tensor dx, Tensor dweight, Tensor dbias)";
+constexpr const char* kAddForward =
+    "add_forward(Tensor x, Tensor? weight, Tensor? bias, int op, int span, float eps, "
+    "int activation, int casting, float weight_offset, ScalarType out_dtype, bool statistics, "
+    "Tensor residual, ScalarType sum_dtype) -> (Tensor y, Tensor mean, Tensor rstd, Tensor sum)";
+// x is the sum here.
+constexpr const char* kAddBackward =
+    "add_backward(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, "
+    "int op, int span, float eps, int activation, int casting, float weight_offset, "
+    "bool[4] wanted, Tensor? dsum, ScalarType x_dtype, ScalarType residual_dtype) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dresidual)";
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 using Forward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t, int64_t,
                       double, int64_t, int64_t, double, at::ScalarType, bool);
 using Backward = Three(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
                        const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t, int64_t,
-                       double, Wanted);
+                       double, std::array<bool, 3>);
+using AddForward = Four(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t, int64_t,
+                        double, int64_t, int64_t, double, at::ScalarType, bool, const Tensor&,
+                        at::ScalarType);
+using AddBackward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
+                         const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t, int64_t,
+                         double, Wanted, const MaybeTensor&, at::ScalarType, at::ScalarType);
 
 // A forward operator of the schema above, made of one with a ForwardCall.
 template <auto kRun>
@@ -46,7 +65,7 @@ template <auto kRun>
 Three backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
                const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, int64_t op,
                int64_t span, double eps, int64_t activation, int64_t casting, double weight_offset,
-               Wanted wanted) {
+               std::array<bool, 3> wanted) {
   Gradients g = kRun(BackwardCall{dy,
                                   x,
                                   weight,
@@ -54,8 +73,41 @@ Three backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
                                   mean,
                                   rstd,
                                   {op, span, eps, activation, casting, weight_offset},
-                                  wanted});
+                                  {wanted[0], wanted[1], wanted[2], false}});
   return {std::move(g.dx), std::move(g.dweight), std::move(g.dbias)};
+}
+
+template <auto kRun>
+Four add_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, int64_t op,
+                 int64_t span, double eps, int64_t activation, int64_t casting,
+                 double weight_offset, at::ScalarType out_dtype, bool statistics,
+                 const Tensor& residual, at::ScalarType sum_dtype) {
+  Result r = kRun(ForwardCall{x,
+                              weight,
+                              bias,
+                              {op, span, eps, activation, casting, weight_offset},
+                              out_dtype,
+                              statistics,
+                              Added{residual, sum_dtype}});
+  return {std::move(r.y), std::move(r.mean), std::move(r.rstd), std::move(r.sum)};
+}
+
+template <auto kRun>
+Four add_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                  const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, int64_t op,
+                  int64_t span, double eps, int64_t activation, int64_t casting,
+                  double weight_offset, Wanted wanted, const MaybeTensor& dsum,
+                  at::ScalarType x_dtype, at::ScalarType residual_dtype) {
+  Gradients g = kRun(BackwardCall{dy,
+                                  x,
+                                  weight,
+                                  bias,
+                                  mean,
+                                  rstd,
+                                  {op, span, eps, activation, casting, weight_offset},
+                                  wanted,
+                                  AddedGradient{dsum, x_dtype, residual_dtype}});
+  return {std::move(g.dx), std::move(g.dweight), std::move(g.dbias), std::move(g.dresidual)};
 }
 
 // ---- checks of the public operators ----
@@ -71,25 +123,34 @@ std::string kind_of(const Tensor& tensor) {
   return c10::str(tensor.layout());
 }
 
+bool is_computed(at::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+}
+
 void check_tensor(const char* name, const Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
       text(name, " must be a dense tensor, but is ", kind_of(tensor)));
   const at::ScalarType type = tensor.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
+      is_computed(type),
       text(name, " must be float64, float32, float16 or bfloat16, but is ", type));
+}
+
+// whose: the shape is.
+void check_beside(const char* name, const Tensor& tensor, const Tensor& x,
+                  c10::SymIntArrayRef shape, const char* whose = "") {
+  check_tensor(name, tensor);
+  TORCH_CHECK(tensor.sym_sizes().equals(shape),
+              text(name, " must have the shape ", shape, whose, ", but has ", tensor.sym_sizes()));
+  TORCH_CHECK(tensor.device() == x.device(),
+              text("Expected all tensors on one device: ", name, " is on ", tensor.device(),
+                   ", but x is on ", x.device()));
 }
 
 void check_parameter(const char* name, const MaybeTensor& parameter, const Tensor& x,
                      c10::SymIntArrayRef shape) {
-  if (!given(parameter)) return;
-  check_tensor(name, *parameter);
-  TORCH_CHECK(parameter->sym_sizes().equals(shape),
-              text(name, " must have the shape ", shape, ", but has ", parameter->sym_sizes()));
-  TORCH_CHECK(parameter->device() == x.device(),
-              text("Expected all tensors on one device: ", name, " is on ", parameter->device(),
-                   ", but x is on ", x.device()));
+  if (given(parameter)) check_beside(name, *parameter, x, shape);
 }
 
 void check_eps(double eps) {
@@ -117,12 +178,25 @@ int64_t casting_of(const std::optional<std::string_view>& name) {
   return *name == "llama" ? EK_CASTING_LLAMA : EK_CASTING_GEMMA;
 }
 
-at::ScalarType output_of(const Tensor& x, const std::optional<at::ScalarType>& wanted) {
-  const at::ScalarType type = wanted.value_or(x.scalar_type());
-  TORCH_CHECK_VALUE(
-      type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
-      text("out_dtype must be float64, float32, float16 or bfloat16, but is ", type));
+// The dtype of a result: what the argument `name` says, or that of `like`.
+at::ScalarType result_dtype(const char* name, const std::optional<at::ScalarType>& wanted,
+                            const Tensor& like) {
+  const at::ScalarType type = wanted.value_or(like.scalar_type());
+  TORCH_CHECK_VALUE(is_computed(type),
+                    text(name, " must be float64, float32, float16 or bfloat16, but is ", type));
   return type;
+}
+
+Added checked_residual(const Tensor& x, const Tensor& residual,
+                       const std::optional<at::ScalarType>& sum_dtype) {
+  check_beside("residual", residual, x, x.sym_sizes(), " of x");
+  const at::ScalarType type = result_dtype("sum_dtype", sum_dtype, residual);
+  const bool wide = x.scalar_type() == at::kDouble || residual.scalar_type() == at::kDouble;
+  TORCH_CHECK_VALUE(!wide || type == at::kDouble,
+                    text("sum_dtype must be float64 where x or residual is, but is ", type,
+                         sum_dtype ? "" : ", residual's", ", and x is ", x.scalar_type(),
+                         ", residual ", residual.scalar_type()));
+  return {residual, type};
 }
 
 void check_rows(const Tensor& x, c10::SymIntArrayRef shape) {
@@ -139,10 +213,55 @@ bool is_subclass(const MaybeTensor& tensor) {
   return given(tensor) && tensor->unsafeGetTensorImpl()->is_python_dispatch();
 }
 
-Tensor run(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
-           const std::optional<at::ScalarType>& out_dtype) {
-  if (is_subclass(x) || is_subclass(weight) || is_subclass(bias)) before_subclass();
-  return call_forward({x, weight, bias, norm, output_of(x, out_dtype), /*statistics=*/false}).y;
+Result run(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
+           const std::optional<at::ScalarType>& out_dtype,
+           const std::optional<Added>& added = std::nullopt) {
+  if (is_subclass(x) || is_subclass(weight) || is_subclass(bias) ||
+      (added && is_subclass(added->residual)))
+    before_subclass();
+  const at::ScalarType dtype = result_dtype("out_dtype", out_dtype, x);
+  return call_forward({x, weight, bias, norm, dtype, /*statistics=*/false, added});
+}
+
+Norm checked_layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                        const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                        const std::optional<c10::string_view>& activation, double weight_offset) {
+  check_rows(x, normalized_shape);
+  check_parameter("weight", weight, x, normalized_shape);
+  check_parameter("bias", bias, x, normalized_shape);
+  check_eps(eps);
+  check_offset(weight_offset, weight);
+  return {EK_LAYER_NORM,
+          static_cast<int64_t>(normalized_shape.size()),
+          eps,
+          activation_of(activation),
+          EK_CASTING_NONE,
+          weight_offset};
+}
+
+Norm checked_rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                      const MaybeTensor& weight, double eps,
+                      const std::optional<c10::string_view>& activation, double weight_offset,
+                      const std::optional<c10::string_view>& casting) {
+  TORCH_CHECK_VALUE(x.dim() >= static_cast<int64_t>(normalized_shape.size()),
+                    text("x must have at least the dimensions of normalized_shape ",
+                         normalized_shape, ", but has the shape ", x.sym_sizes()));
+  check_rows(x, normalized_shape);
+  check_parameter("weight", weight, x, normalized_shape);
+  check_eps(eps);
+  check_offset(weight_offset, weight);
+  return {EK_RMS_NORM,
+          static_cast<int64_t>(normalized_shape.size()),
+          eps,
+          activation_of(activation),
+          casting_of(casting),
+          weight_offset};
+}
+
+// torch's: of the type that it computes in, for what is normalized.
+double default_eps(at::ScalarType normalized) {
+  return normalized == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                   : std::numeric_limits<float>::epsilon();
 }
 
 // ---- the public operators, composed ----
@@ -151,21 +270,21 @@ Tensor layer_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
                           const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                           std::optional<c10::string_view> activation, double weight_offset,
                           std::optional<at::ScalarType> out_dtype) {
-  check_rows(x, normalized_shape);
-  check_parameter("weight", weight, x, normalized_shape);
-  check_parameter("bias", bias, x, normalized_shape);
-  check_eps(eps);
-  check_offset(weight_offset, weight);
-  return run(x, weight, bias,
-             {EK_LAYER_NORM, static_cast<int64_t>(normalized_shape.size()), eps,
-              activation_of(activation), EK_CASTING_NONE, weight_offset},
-             out_dtype);
+  const Norm norm =
+      checked_layer_norm(x, normalized_shape, weight, bias, eps, activation, weight_offset);
+  return run(x, weight, bias, norm, out_dtype).y;
 }
 
-// torch's: of the type that it computes in.
-double default_eps(const Tensor& x) {
-  return x.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
-                                        : std::numeric_limits<float>::epsilon();
+WithSum add_layer_norm_of_rows(const Tensor& x, const Tensor& residual,
+                               c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                               const MaybeTensor& bias, double eps,
+                               std::optional<c10::string_view> activation, double weight_offset,
+                               std::optional<at::ScalarType> sum_dtype,
+                               std::optional<at::ScalarType> out_dtype) {
+  const Norm norm =
+      checked_layer_norm(x, normalized_shape, weight, bias, eps, activation, weight_offset);
+  Result r = run(x, weight, bias, norm, out_dtype, checked_residual(x, residual, sum_dtype));
+  return {std::move(r.y), std::move(r.sum)};
 }
 
 Tensor rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
@@ -173,18 +292,24 @@ Tensor rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
                         std::optional<c10::string_view> activation, double weight_offset,
                         std::optional<c10::string_view> casting,
                         std::optional<at::ScalarType> out_dtype) {
-  TORCH_CHECK_VALUE(x.dim() >= static_cast<int64_t>(normalized_shape.size()),
-                    text("x must have at least the dimensions of normalized_shape ",
-                         normalized_shape, ", but has the shape ", x.sym_sizes()));
-  check_rows(x, normalized_shape);
-  check_parameter("weight", weight, x, normalized_shape);
-  const double least = eps.value_or(default_eps(x));
-  check_eps(least);
-  check_offset(weight_offset, weight);
-  return run(x, weight, std::nullopt,
-             {EK_RMS_NORM, static_cast<int64_t>(normalized_shape.size()), least,
-              activation_of(activation), casting_of(casting), weight_offset},
-             out_dtype);
+  const double least = eps.value_or(default_eps(x.scalar_type()));
+  const Norm norm =
+      checked_rms_norm(x, normalized_shape, weight, least, activation, weight_offset, casting);
+  return run(x, weight, std::nullopt, norm, out_dtype).y;
+}
+
+WithSum add_rms_norm_of_rows(const Tensor& x, const Tensor& residual,
+                             c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                             std::optional<double> eps, std::optional<c10::string_view> activation,
+                             double weight_offset, std::optional<c10::string_view> casting,
+                             std::optional<at::ScalarType> sum_dtype,
+                             std::optional<at::ScalarType> out_dtype) {
+  const double least = eps.value_or(default_eps(sum_dtype.value_or(residual.scalar_type())));
+  const Norm norm =
+      checked_rms_norm(x, normalized_shape, weight, least, activation, weight_offset, casting);
+  Result r =
+      run(x, weight, std::nullopt, norm, out_dtype, checked_residual(x, residual, sum_dtype));
+  return {std::move(r.y), std::move(r.sum)};
 }
 
 Tensor group_norm_of_images(const Tensor& x, int64_t num_groups, const MaybeTensor& weight,
@@ -204,23 +329,25 @@ Tensor group_norm_of_images(const Tensor& x, int64_t num_groups, const MaybeTens
   check_parameter("bias", bias, x, {channels});
   check_eps(eps);
   check_offset(weight_offset, weight);
-  return run(
-      x, weight, bias,
-      {EK_GROUP_NORM, num_groups, eps, activation_of(activation), EK_CASTING_NONE, weight_offset},
-      out_dtype);
+  return run(x, weight, bias,
+             {EK_GROUP_NORM, num_groups, eps, activation_of(activation), EK_CASTING_NONE,
+              weight_offset},
+             out_dtype)
+      .y;
 }
 
 // ---- autocast ----
 
 // Under autocast x and the parameters are read as they come, and y is written in autocast's type:
-// no casts before the kernel. float64 stays what it is, as in all of torch.
+// no casts before the kernel. float64 stays what it is, as in all of torch. So does the sum with a
+// residual: torch's addition knows no autocast.
 template <at::DeviceType kDevice, c10::DispatchKey kKey, auto kPublic>
 struct Autocast;
 
-template <at::DeviceType kDevice, c10::DispatchKey kKey, class... Arguments,
-          Tensor (*kPublic)(const Tensor&, Arguments...)>
+template <at::DeviceType kDevice, c10::DispatchKey kKey, class Answer, class... Arguments,
+          Answer (*kPublic)(const Tensor&, Arguments...)>
 struct Autocast<kDevice, kKey, kPublic> {
-  static Tensor run(const Tensor& x, Arguments... arguments) {
+  static Answer run(const Tensor& x, Arguments... arguments) {
     const c10::impl::ExcludeDispatchKeyGuard off(kKey);
     std::optional<at::ScalarType>& out_dtype =
         std::get<sizeof...(Arguments) - 1>(std::tie(arguments...));
@@ -238,21 +365,38 @@ auto find(const char* name) {
 }  // namespace
 
 Result call_forward(const ForwardCall& call) {
-  static const auto op = find<Forward>("evenkeel::forward");
   const Norm& norm = call.norm;
+  if (call.added) {
+    static const auto add_op = find<AddForward>("evenkeel::add_forward");
+    auto [y, mean, rstd, sum] =
+        add_op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
+                    norm.casting, norm.weight_offset, call.out_dtype, call.statistics,
+                    call.added->residual, call.added->sum_dtype);
+    return {std::move(y), std::move(mean), std::move(rstd), std::move(sum)};
+  }
+  static const auto op = find<Forward>("evenkeel::forward");
   auto [y, mean, rstd] =
       op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
               norm.casting, norm.weight_offset, call.out_dtype, call.statistics);
-  return {std::move(y), std::move(mean), std::move(rstd)};
+  return {std::move(y), std::move(mean), std::move(rstd), Tensor()};
 }
 
 Gradients call_backward(const BackwardCall& call) {
-  static const auto op = find<Backward>("evenkeel::backward");
   const Norm& norm = call.norm;
-  auto [dx, dweight, dbias] =
-      op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op, norm.span,
-              norm.eps, norm.activation, norm.casting, norm.weight_offset, call.wanted);
-  return {std::move(dx), std::move(dweight), std::move(dbias)};
+  if (call.added) {
+    static const auto add_op = find<AddBackward>("evenkeel::add_backward");
+    auto [dx, dweight, dbias, dresidual] =
+        add_op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op,
+                    norm.span, norm.eps, norm.activation, norm.casting, norm.weight_offset,
+                    call.wanted, call.added->dsum, call.added->x_dtype, call.added->residual_dtype);
+    return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dresidual)};
+  }
+  static const auto op = find<Backward>("evenkeel::backward");
+  const auto [want_dx, want_dweight, want_dbias, _] = call.wanted;
+  auto [dx, dweight, dbias] = op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd,
+                                      norm.op, norm.span, norm.eps, norm.activation, norm.casting,
+                                      norm.weight_offset, {want_dx, want_dweight, want_dbias});
+  return {std::move(dx), std::move(dweight), std::move(dbias), Tensor()};
 }
 
 Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
@@ -277,9 +421,31 @@ Tensor group_norm(const Tensor& x, int64_t num_groups, const MaybeTensor& weight
   return op.call(x, num_groups, weight, bias, eps, activation, weight_offset, out_dtype);
 }
 
+WithSum add_layer_norm(const Tensor& x, const Tensor& residual,
+                       c10::SymIntArrayRef normalized_shape, const MaybeTensor& weight,
+                       const MaybeTensor& bias, double eps,
+                       std::optional<c10::string_view> activation, double weight_offset,
+                       std::optional<at::ScalarType> sum_dtype,
+                       std::optional<at::ScalarType> out_dtype) {
+  static const auto op = find<decltype(add_layer_norm_of_rows)>("evenkeel::add_layer_norm");
+  return op.call(x, residual, normalized_shape, weight, bias, eps, activation, weight_offset,
+                 sum_dtype, out_dtype);
+}
+
+WithSum add_rms_norm(const Tensor& x, const Tensor& residual, c10::SymIntArrayRef normalized_shape,
+                     const MaybeTensor& weight, std::optional<double> eps,
+                     std::optional<c10::string_view> activation, double weight_offset,
+                     std::optional<c10::string_view> casting,
+                     std::optional<at::ScalarType> sum_dtype,
+                     std::optional<at::ScalarType> out_dtype) {
+  static const auto op = find<decltype(add_rms_norm_of_rows)>("evenkeel::add_rms_norm");
+  return op.call(x, residual, normalized_shape, weight, eps, activation, weight_offset, casting,
+                 sum_dtype, out_dtype);
+}
+
 TORCH_LIBRARY(evenkeel, m) {
-  m.def(kForward, {at::Tag::pt2_compliant_tag});
-  m.def(kBackward, {at::Tag::pt2_compliant_tag});
+  for (const char* schema : {kForward, kBackward, kAddForward, kAddBackward})
+    m.def(schema, {at::Tag::pt2_compliant_tag});
   m.def(
       "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
       "float eps=1e-05, *, str? activation=None, float weight_offset=0., "
@@ -295,32 +461,48 @@ TORCH_LIBRARY(evenkeel, m) {
       "float eps=1e-05, *, str? activation=None, float weight_offset=0., "
       "ScalarType? out_dtype=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
+  m.def(
+      "add_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
+      "Tensor? bias=None, float eps=1e-05, *, str? activation=None, float weight_offset=0., "
+      "ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor sum)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "add_rms_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
+      "float? eps=None, *, str? activation=None, float weight_offset=0., str? casting=None, "
+      "ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor sum)",
+      {at::Tag::pt2_compliant_tag});
 }
 
 #define EVENKEEL_KERNELS(key, run_forward, run_backward) \
   TORCH_LIBRARY_IMPL(evenkeel, key, m) {                 \
     m.impl("forward", &forward<run_forward>);            \
     m.impl("backward", &backward<run_backward>);         \
+    m.impl("add_forward", &add_forward<run_forward>);    \
+    m.impl("add_backward", &add_backward<run_backward>); \
   }
 EVENKEEL_KERNELS(CPU, run_forward, run_backward)
 EVENKEEL_KERNELS(CUDA, run_forward, run_backward)
 EVENKEEL_KERNELS(Meta, meta_forward, meta_backward)
 EVENKEEL_KERNELS(Autograd, differentiable_forward, differentiable_backward)
 
-#define EVENKEEL_COMPOSED(key)                   \
-  TORCH_LIBRARY_IMPL(evenkeel, key, m) {         \
-    m.impl("layer_norm", &layer_norm_of_rows);   \
-    m.impl("rms_norm", &rms_norm_of_rows);       \
-    m.impl("group_norm", &group_norm_of_images); \
+#define EVENKEEL_COMPOSED(key)                         \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {               \
+    m.impl("layer_norm", &layer_norm_of_rows);         \
+    m.impl("rms_norm", &rms_norm_of_rows);             \
+    m.impl("group_norm", &group_norm_of_images);       \
+    m.impl("add_layer_norm", &add_layer_norm_of_rows); \
+    m.impl("add_rms_norm", &add_rms_norm_of_rows);     \
   }
 EVENKEEL_COMPOSED(CompositeImplicitAutograd)
 EVENKEEL_COMPOSED(FuncTorchBatchedDecomposition)  // under vmap
 
-#define EVENKEEL_AUTOCAST(device, key)                                                \
-  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                                              \
-    m.impl("layer_norm", &Autocast<device, c10::DispatchKey::key, &layer_norm>::run); \
-    m.impl("rms_norm", &Autocast<device, c10::DispatchKey::key, &rms_norm>::run);     \
-    m.impl("group_norm", &Autocast<device, c10::DispatchKey::key, &group_norm>::run); \
+#define EVENKEEL_AUTOCAST(device, key)                                                        \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                                                      \
+    m.impl("layer_norm", &Autocast<device, c10::DispatchKey::key, &layer_norm>::run);         \
+    m.impl("rms_norm", &Autocast<device, c10::DispatchKey::key, &rms_norm>::run);             \
+    m.impl("group_norm", &Autocast<device, c10::DispatchKey::key, &group_norm>::run);         \
+    m.impl("add_layer_norm", &Autocast<device, c10::DispatchKey::key, &add_layer_norm>::run); \
+    m.impl("add_rms_norm", &Autocast<device, c10::DispatchKey::key, &add_rms_norm>::run);     \
   }
 EVENKEEL_AUTOCAST(at::kCPU, AutocastCPU)
 EVENKEEL_AUTOCAST(at::kCUDA, AutocastCUDA)

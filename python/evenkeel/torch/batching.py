@@ -17,21 +17,25 @@ NO_ACTIVATION = ACTIVATIONS["none"]
 def register():
     torch.library.register_vmap("evenkeel::forward", _forward)
     torch.library.register_vmap("evenkeel::backward", _backward)
+    torch.library.register_vmap("evenkeel::add_forward", _forward)
+    torch.library.register_vmap("evenkeel::add_backward", _backward)
 
 
 def _forward(info, in_dims, x, weight, bias, op, span, eps, activation, casting, *others):
-    weight_offset, out_dtype, statistics = others
+    weight_offset, out_dtype, statistics, *added = others
     batch = _Batch(info.batch_size, op, span, x, in_dims[0])
+    if added:
+        residual, sum_dtype = added
+        batch.add(residual, in_dims[11], sum_dtype)
     if in_dims[1:3] == (None, None):
-        options = eps, activation, casting, *others
-        y, *saved = _FORWARD(batch.rows, weight, bias, op, span, *options)
-        y = batch.unfold(y)
+        options = eps, activation, casting, weight_offset, out_dtype, statistics
+        y, *saved = batch.forward(weight, bias, *options)
     else:
         epilogue = _Epilogue(batch, weight, bias, in_dims[1:3], activation, weight_offset)
         normalized, *saved = batch.normalized(eps, casting, epilogue.compute, statistics)
         y = epilogue.value(normalized).to(out_dtype)
     # What is not computed is empty, and the same for all of the batch.
-    computed = statistics and op != RMS_NORM, statistics
+    computed = statistics and op != RMS_NORM, statistics, *[True] * bool(added)
     saved = [
         batch.unfold(s) if is_there else s for s, is_there in zip(saved, computed, strict=True)
     ]
@@ -39,7 +43,7 @@ def _forward(info, in_dims, x, weight, bias, op, span, eps, activation, casting,
 
 
 def _backward(info, in_dims, dy, x, weight, bias, mean, rstd, op, span, eps, *others):
-    activation, casting, weight_offset, wanted = others
+    activation, casting, weight_offset, wanted, *added = others
     batch = _Batch(info.batch_size, op, span, x, in_dims[1])
     dy = batch.lead(dy, in_dims[0])
     saved = [
@@ -47,32 +51,42 @@ def _backward(info, in_dims, dy, x, weight, bias, mean, rstd, op, span, eps, *ot
         for tensor, dim in zip((mean, rstd), in_dims[4:6], strict=True)
     ]
 
+    if added and added[0] is not None:  # dsum
+        added[0] = batch.lead(added[0], in_dims[13])
+    big = [wanted[0], *wanted[3:]]  # dx and dresidual
+
     def dx_of(dy, weight, bias, activation, weight_offset):
-        options = eps, activation, casting, weight_offset, [True, False, False]
+        options = eps, activation, casting, weight_offset
         arguments = batch.fold(dy), batch.rows, weight, bias, *saved, op, span, *options
-        return batch.unfold(_BACKWARD(*arguments)[0])
+        operator = _ADD_BACKWARD if added else _BACKWARD
+        dx, _, _, *dresidual = operator(*arguments, [wanted[0], False, False, *wanted[3:]], *added)
+        return batch.unfold(dx), *dresidual
 
     # A gradient that is not wanted is empty.
-    dx, dweight, dbias = (
-        x.new_empty(0, dtype=(like if like is not None else x).dtype) for like in (x, weight, bias)
+    dweight, dbias = (
+        x.new_empty(0, dtype=(like if like is not None else x).dtype) for like in (weight, bias)
     )
+    dxs = [x.new_empty(0, dtype=dtype) for dtype in (added[1:] or [x.dtype])]
     same_parameters = in_dims[2:4] == (None, None)
-    if wanted[0] and same_parameters:
-        dx = dx_of(dy, weight, bias, activation, weight_offset)
-    if any(wanted[1:]) or not same_parameters:
+    if any(big) and same_parameters:
+        dxs = dx_of(dy, weight, bias, activation, weight_offset)
+    if any(wanted[1:3]) or not same_parameters:
         epilogue = _Epilogue(batch, weight, bias, in_dims[2:4], activation, weight_offset)
         normalized, *_ = batch.normalized(eps, casting, epilogue.compute)
         dz = epilogue.gradient(dy.to(epilogue.compute), normalized)
-        if wanted[0] and not same_parameters:
-            dx = dx_of(epilogue.scaled(dz), None, None, NO_ACTIVATION, 0.0)
+        if any(big) and not same_parameters:
+            dxs = dx_of(epilogue.scaled(dz), None, None, NO_ACTIVATION, 0.0)
         if wanted[1]:
             dweight = batch.sums(dz * normalized).to(weight.dtype)
         if wanted[2]:
             dbias = batch.sums(dz).to(bias.dtype)
-    return (dx, dweight, dbias), tuple(0 if want else None for want in wanted)
+    dx, *dresidual = dxs
+    return (dx, dweight, dbias, *dresidual), tuple(0 if want else None for want in wanted)
 
 
 _FORWARD, _BACKWARD = torch.ops.evenkeel.forward.default, torch.ops.evenkeel.backward.default
+_ADD_FORWARD = torch.ops.evenkeel.add_forward.default
+_ADD_BACKWARD = torch.ops.evenkeel.add_backward.default
 
 
 class _Batch:
@@ -82,6 +96,11 @@ class _Batch:
         self.size, self.op, self.span = size, op, span
         self.x = self.lead(x, dim)
         self.rows = self.fold(self.x)
+        self.added = ()
+
+    def add(self, residual, dim, sum_dtype):
+        """What is added to x, by row norms only."""
+        self.added = self.lead(residual, dim), sum_dtype
 
     def lead(self, tensor, dim):
         return tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -97,11 +116,14 @@ class _Batch:
     def unfold(self, tensor):
         return tensor.unflatten(0, self.x.shape[:2]) if self.op == GROUP_NORM else tensor
 
+    def forward(self, weight, bias, *options):
+        """y, and what else the kernel returns as it does."""
+        operator = _ADD_FORWARD if self.added else _FORWARD
+        y, *others = operator(self.rows, weight, bias, self.op, self.span, *options, *self.added)
+        return self.unfold(y), *others
+
     def normalized(self, eps, casting, dtype, statistics=False):
-        """x normalized, and its statistics as the kernel returns them."""
-        options = eps, NO_ACTIVATION, casting, 0.0, dtype, statistics
-        y, mean, rstd = _FORWARD(self.rows, None, None, self.op, self.span, *options)
-        return self.unfold(y), mean, rstd
+        return self.forward(None, None, eps, NO_ACTIVATION, casting, 0.0, dtype, statistics)
 
     def spread(self, parameter, dim):
         """A parameter at its place among the dimensions of x."""
@@ -125,7 +147,8 @@ class _Epilogue:
             p if p is None else batch.spread(p, d)
             for p, d in zip((weight, bias), dims, strict=True)
         ]
-        dtypes = [tensor.dtype for tensor in (batch.x, *parameters) if tensor is not None]
+        tensors = batch.x, *batch.added[:1], *parameters
+        dtypes = [tensor.dtype for tensor in tensors if tensor is not None] + [*batch.added[1:]]
         self.compute = torch.float64 if torch.float64 in dtypes else torch.float32
         self.weight, self.bias = (p if p is None else p.to(self.compute) for p in parameters)
         self.offset, self.silu = weight_offset, activation != NO_ACTIVATION

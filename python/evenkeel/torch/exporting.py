@@ -20,7 +20,10 @@ from evenkeel._abi import ACTIVATIONS, CASTINGS, OPS
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _FORWARD = torch.ops.evenkeel.forward.default
-_PUBLIC = [getattr(torch.ops.evenkeel, name).default for name in OPS]
+_ADD_FORWARD = torch.ops.evenkeel.add_forward.default
+_PUBLIC = [
+    getattr(torch.ops.evenkeel, name).default for name in (*OPS, "add_layer_norm", "add_rms_norm")
+]
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable]:
@@ -28,7 +31,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable]:
 
     `program.run_decompositions(decompositions())` leaves a program of torch's operators.
     """
-    return {_FORWARD: forward} | {operator: _decomposed(operator) for operator in _PUBLIC}
+    return _INTERNAL | {operator: _decomposed(operator) for operator in _PUBLIC}
 
 
 def register():
@@ -62,11 +65,11 @@ def _decomposed(operator):
 
 
 class _ForwardDecomposed(TorchDispatchMode):
-    """The public operators check their arguments and call evenkeel::forward, which is decomposed here."""
+    """The public operators check their arguments and call an internal one, which is decomposed here."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if operator is _FORWARD:
-            return forward(*args)
+        if operator in _INTERNAL:
+            return _INTERNAL[operator](*args)
         return operator(*args, **(kwargs or {}))
 
 
@@ -106,6 +109,17 @@ def forward(
     return _laid_out(y.to(out_dtype), x, op), *(
         x.new_empty(0, dtype=kept) if part is None else part.to(kept) for part in (mean, rstd)
     )
+
+
+def add_forward(x, weight, bias, op, *others):
+    """evenkeel::add_forward by torch's operators."""
+    *options, residual, sum_dtype = others
+    dtype = torch.float64 if sum_dtype == torch.float64 else torch.float32
+    total = _laid_out((x.to(dtype) + residual.to(dtype)).to(sum_dtype), x, op)
+    return *forward(total, weight, bias, op, *options), total
+
+
+_INTERNAL = {_FORWARD: forward, _ADD_FORWARD: add_forward}
 
 
 def _of_torch(value, weight, bias, op, span, eps):

@@ -11,8 +11,11 @@ and, by keyword:
     casting         rms_norm: where half-precision input is rounded; "llama" rounds before the weight is multiplied,
                     "gemma" and None only at the end
     out_dtype       of the result
+    residual        layer_norm, rms_norm: added to x before, in the same kernel. The result is then a pair (y, sum): y is
+                    the norm of sum = x + residual, and both have the bits of an addition and a norm of its result
+    sum_dtype       of that sum, which is normalized as rounded to it; that of the residual, unless it is given
 
-x, weight and bias may have different floating dtypes; nothing is cast beforehand. The result has the
+x, residual, weight and bias may have different floating dtypes; nothing is cast beforehand. The result has the
 dtype of x. Under autocast it has autocast's dtype, where torch.nn.functional would return float32:
 this is the one difference in meaning, and out_dtype=torch.float32 removes it.
 """
@@ -22,7 +25,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -39,6 +42,8 @@ Casting = Literal["llama", "gemma", "none"]
 _layer_norm = extension.layer_norm
 _rms_norm = extension.rms_norm
 _group_norm = extension.group_norm
+_add_layer_norm = extension.add_layer_norm
+_add_rms_norm = extension.add_rms_norm
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -62,6 +67,7 @@ extension.set_subclass_hook(_before_subclass)
 batching.register()
 
 
+@overload
 def layer_norm(
     x: Tensor,
     normalized_shape: Shape,
@@ -72,23 +78,108 @@ def layer_norm(
     activation: Activation | None = None,
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Layer norm over the trailing dimensions `normalized_shape` of x."""
-    if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
-        y = _layer_norm(
-            x, normalized_shape, weight, bias, eps, activation, weight_offset, out_dtype
+    residual: None = None,
+    sum_dtype: None = None,
+) -> Tensor: ...
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+    residual: Tensor,
+    sum_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+    residual: Tensor | None = None,
+    sum_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Layer norm over the trailing dimensions `normalized_shape` of x.
+
+    With a residual of the shape of x: the norm of sum = x + residual, and that sum.
+    """
+    if residual is None and sum_dtype is None:
+        if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
+            y = _layer_norm(
+                x, normalized_shape, weight, bias, eps, activation, weight_offset, out_dtype
+            )
+            if y is not NotImplemented:
+                return y
+    elif not has_torch_function_variadic(x, residual, weight, bias) and not _is_compiling():
+        pair = _add_layer_norm(
+            x,
+            residual,
+            normalized_shape,
+            weight,
+            bias,
+            eps,
+            activation,
+            weight_offset,
+            sum_dtype,
+            out_dtype,
         )
-        if y is not NotImplemented:
-            return y
+        if pair is not NotImplemented:
+            return pair
     return _long_way(
         layer_norm,
-        torch.ops.evenkeel.layer_norm,
-        (x, weight, bias),
+        (x, weight, bias, residual),
         (x, normalized_shape, weight, bias, eps),
         activation=activation,
         weight_offset=weight_offset,
         out_dtype=out_dtype,
+        residual=residual,
+        sum_dtype=sum_dtype,
     )
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    casting: Casting | None = None,
+    out_dtype: torch.dtype | None = None,
+    residual: None = None,
+    sum_dtype: None = None,
+) -> Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: Activation | None = None,
+    weight_offset: float = 0.0,
+    casting: Casting | None = None,
+    out_dtype: torch.dtype | None = None,
+    residual: Tensor,
+    sum_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def rms_norm(
@@ -101,26 +192,47 @@ def rms_norm(
     weight_offset: float = 0.0,
     casting: Casting | None = None,
     out_dtype: torch.dtype | None = None,
-) -> Tensor:
+    residual: Tensor | None = None,
+    sum_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """RMS norm over the trailing dimensions `normalized_shape` of x.
 
-    eps None: the machine epsilon of float32, or of float64 if x is.
+    With a residual of the shape of x: the norm of sum = x + residual, and that sum.
+
+    eps None: the machine epsilon of float32, or of float64 if what is normalized is.
     """
-    if not has_torch_function_variadic(x, weight) and not _is_compiling():
-        y = _rms_norm(
-            x, normalized_shape, weight, eps, activation, weight_offset, casting, out_dtype
+    if residual is None and sum_dtype is None:
+        if not has_torch_function_variadic(x, weight) and not _is_compiling():
+            y = _rms_norm(
+                x, normalized_shape, weight, eps, activation, weight_offset, casting, out_dtype
+            )
+            if y is not NotImplemented:
+                return y
+    elif not has_torch_function_variadic(x, residual, weight) and not _is_compiling():
+        pair = _add_rms_norm(
+            x,
+            residual,
+            normalized_shape,
+            weight,
+            eps,
+            activation,
+            weight_offset,
+            casting,
+            sum_dtype,
+            out_dtype,
         )
-        if y is not NotImplemented:
-            return y
+        if pair is not NotImplemented:
+            return pair
     return _long_way(
         rms_norm,
-        torch.ops.evenkeel.rms_norm,
-        (x, weight),
+        (x, weight, residual),
         (x, normalized_shape, weight, eps),
         activation=activation,
         weight_offset=weight_offset,
         casting=casting,
         out_dtype=out_dtype,
+        residual=residual,
+        sum_dtype=sum_dtype,
     )
 
 
@@ -135,14 +247,13 @@ def group_norm(
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Group norm of x (samples, channels, ...); a channels-last x gives a channels-last result."""
+    """Group norm of x (samples, channels, ...); a channels-last x gives a channels-last result. It takes no residual."""
     if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
         y = _group_norm(x, num_groups, weight, bias, eps, activation, weight_offset, out_dtype)
         if y is not NotImplemented:
             return y
     return _long_way(
         group_norm,
-        torch.ops.evenkeel.group_norm,
         (x, weight, bias),
         (x, num_groups, weight, bias, eps),
         activation=activation,
@@ -151,8 +262,11 @@ def group_norm(
     )
 
 
-def _long_way(function, operator, tensors, arguments, **options):
+def _long_way(function, tensors, arguments, residual=None, sum_dtype=None, **options):
     """Overridden by a subclass or a mode, traced by torch.compile, or with arguments of other types."""
+    added = residual is not None or sum_dtype is not None
+    if added:
+        options |= {"residual": residual, "sum_dtype": sum_dtype}
     if any(isinstance(tensor, NestedTensor) for tensor in tensors):
         return _of_jagged(function, tensors, *arguments, **options)
     if has_torch_function_variadic(*tensors):
@@ -162,15 +276,37 @@ def _long_way(function, operator, tensors, arguments, **options):
     x, over, *others = arguments
     if function is not group_norm and isinstance(over, _INTEGER):
         over = [over]
-    return operator(x, over, *others, **options)
+    if not added:
+        return getattr(torch.ops.evenkeel, function.__name__)(x, over, *others, **options)
+    del options["residual"]
+    if residual is None:
+        raise ValueError(
+            f"evenkeel: sum_dtype is {sum_dtype}, but there is no residual to add to x"
+        )
+    operator = getattr(torch.ops.evenkeel, f"add_{function.__name__}")
+    return operator(x, residual, over, *others, **options)
 
 
 def _of_jagged(function, tensors, x, over, *others, **options):
     """The norm of a nested tensor: of its values, the rows of all its parts."""
+    residual = options.get("residual")
+    may_be = () if function is group_norm else (x, residual)
     for name, tensor in zip(("x", "weight", "bias"), tensors, strict=False):
-        if isinstance(tensor, NestedTensor) and (tensor is not x or function is group_norm):
+        if isinstance(tensor, NestedTensor) and all(tensor is not one for one in may_be):
             raise NotImplementedError(
                 f"evenkeel: {name} of {function.__name__} must be a dense tensor, but is nested"
+            )
+    if residual is not None:
+        for name, tensor in (("x", x), ("residual", residual)):
+            if not isinstance(tensor, NestedTensor):
+                raise NotImplementedError(
+                    "evenkeel: x and residual must both be nested or both dense, "
+                    f"but {name} is not nested"
+                )
+        if residual.shape != x.shape:
+            raise ValueError(
+                f"evenkeel: residual must have the shape {list(x.shape)} of x, with its offsets, "
+                f"but has {list(residual.shape)}"
             )
     ragged, span = x._ragged_idx, 1 if isinstance(over, _INTEGER) else len(over)
     if ragged >= x.dim() - span:
@@ -178,13 +314,24 @@ def _of_jagged(function, tensors, x, over, *others, **options):
             f"evenkeel: normalized_shape must leave out the ragged dimension {ragged} of x, "
             f"but has the last {span} of {x.dim()} dimensions: {over}"
         )
-    if x.lengths() is not None:
-        raise NotImplementedError(
-            "evenkeel: x must be contiguous where it is nested, but its parts have gaps between them"
-        )
-    y = function(x.values(), over, *others, **options)
+    for name, tensor in (("x", x), ("residual", residual)):
+        if tensor is not None and tensor.lengths() is not None:
+            raise NotImplementedError(
+                f"evenkeel: {name} must be contiguous where it is nested, "
+                "but its parts have gaps between them"
+            )
     limits = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
-    return torch.nested.nested_tensor_from_jagged(y, x.offsets(), jagged_dim=ragged, **limits)
+
+    def nested(values):
+        return torch.nested.nested_tensor_from_jagged(
+            values, x.offsets(), jagged_dim=ragged, **limits
+        )
+
+    if residual is None:
+        return nested(function(x.values(), over, *others, **options))
+    options["residual"] = residual.values()
+    y, total = function(x.values(), over, *others, **options)
+    return nested(y), nested(total)
 
 
 _INTEGER, _NUMBER = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFloat)
@@ -193,8 +340,8 @@ _INTEGER, _NUMBER = (int, torch.SymInt), (int, float, torch.SymInt, torch.SymFlo
 _ALLOWED = {
     "normalized_shape": ((*_INTEGER, tuple, list), "an integer or a sequence of integers"),
     "num_groups": (_INTEGER, "an integer"),
-    "out_dtype": ((torch.dtype,), "a torch.dtype"),
-    **dict.fromkeys(("x", "weight", "bias"), ((torch.Tensor,), "a tensor")),
+    **dict.fromkeys(("out_dtype", "sum_dtype"), ((torch.dtype,), "a torch.dtype")),
+    **dict.fromkeys(("x", "weight", "bias", "residual"), ((torch.Tensor,), "a tensor")),
     **dict.fromkeys(("eps", "weight_offset"), (_NUMBER, "a number")),
     **dict.fromkeys(("activation", "casting"), ((str,), "a string")),
 }

@@ -12,7 +12,7 @@ import copyreg
 import functools
 import inspect
 import types
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -61,7 +61,15 @@ class LayerNormForward(TorchForward):
     normalized_shape: tuple[int, ...]
     eps: float
 
-    def forward(self, input: Tensor) -> Tensor:
+    @overload
+    def forward(self, input: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, input: Tensor, residual: Tensor, *, sum_dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, input, residual=None, *, sum_dtype=None):
         return functional.layer_norm(
             input,
             self.normalized_shape,
@@ -70,6 +78,8 @@ class LayerNormForward(TorchForward):
             self.eps,
             activation=self.activation,
             weight_offset=self.weight_offset,
+            residual=residual,
+            sum_dtype=sum_dtype,
         )
 
 
@@ -79,7 +89,15 @@ class RMSNormForward(TorchForward):
     normalized_shape: tuple[int, ...]
     eps: float | None
 
-    def forward(self, x: Tensor) -> Tensor:
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, x: Tensor, residual: Tensor, *, sum_dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x, residual=None, *, sum_dtype=None):
         return functional.rms_norm(
             x,
             self.normalized_shape,
@@ -88,6 +106,8 @@ class RMSNormForward(TorchForward):
             activation=self.activation,
             weight_offset=self.weight_offset,
             casting=self.casting,
+            residual=residual,
+            sum_dtype=sum_dtype,
         )
 
 
@@ -110,7 +130,7 @@ class GroupNormForward(TorchForward):
 
 
 class LayerNorm(LayerNormForward, torch.nn.LayerNorm):
-    """torch.nn.LayerNorm by evenkeel."""
+    """torch.nn.LayerNorm by evenkeel. With a residual, `y, sum = norm(x, residual)`: the norm of their sum, and that."""
 
     def __init__(
         self,
@@ -124,7 +144,7 @@ class LayerNorm(LayerNormForward, torch.nn.LayerNorm):
 
 
 class RMSNorm(RMSNormForward, torch.nn.RMSNorm):
-    """torch.nn.RMSNorm by evenkeel."""
+    """torch.nn.RMSNorm by evenkeel. With a residual, `y, sum = norm(x, residual)`: the norm of their sum, and that."""
 
     def __init__(
         self,
@@ -139,7 +159,7 @@ class RMSNorm(RMSNormForward, torch.nn.RMSNorm):
 
 
 class GroupNorm(GroupNormForward, torch.nn.GroupNorm):
-    """torch.nn.GroupNorm by evenkeel."""
+    """torch.nn.GroupNorm by evenkeel. It takes no residual."""
 
     def __init__(
         self,

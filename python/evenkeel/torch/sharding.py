@@ -27,9 +27,8 @@ def register():
         places = {SPLIT: Shard(dim), WHOLE: Replicate(), TERMS: Partial()}
         return [kind and places[kind] for kind in kinds]
 
-    def choices(x, op, span, results, tensors, others):
+    def choices(x, op, span, results, arguments):
         """Pairs of placements of results and arguments: nothing split, or x along one dimension."""
-        arguments = [*tensors, *[None] * others]
         dims = [0] if op == GROUP_NORM else range(x.ndim - span)
         return [(place(results, dim), place(arguments, dim)) for dim in [None, *dims]]
 
@@ -41,18 +40,31 @@ def register():
         rstd = SPLIT if present else WHOLE
         return [WHOLE if op == RMS_NORM else rstd, rstd]
 
+    # Arguments from op to weight_offset are no tensors, and neither are out_dtype and statistics.
     @register_sharding(torch.ops.evenkeel.forward.default)
     def forward(x, weight, bias, op, span, *options):
-        results = [SPLIT, *statistics(op, present=options[-1])]
-        tensors = [SPLIT, *parameters(weight, bias)]
-        return choices(x, op, span, results, tensors, 2 + len(options))
+        results = [SPLIT, *statistics(op, present=options[5])]
+        tensors = [SPLIT, *parameters(weight, bias), *[None] * 8]
+        return choices(x, op, span, results, tensors)
+
+    @register_sharding(torch.ops.evenkeel.add_forward.default)
+    def add_forward(x, weight, bias, op, span, *options):
+        results = [SPLIT, *statistics(op, present=options[5]), SPLIT]
+        tensors = [SPLIT, *parameters(weight, bias), *[None] * 8, SPLIT, None]
+        return choices(x, op, span, results, tensors)
+
+    def gradients(wanted):
+        kinds = [SPLIT, TERMS, TERMS, SPLIT][: len(wanted)]
+        return [kind if want else WHOLE for kind, want in zip(kinds, wanted, strict=True)]
 
     @register_sharding(torch.ops.evenkeel.backward.default)
     def backward(dy, x, weight, bias, mean, rstd, op, span, *options):
-        wanted = options[-1]
-        results = [
-            kind if want else WHOLE
-            for kind, want in zip([SPLIT, TERMS, TERMS], wanted, strict=True)
-        ]
-        tensors = [SPLIT, SPLIT, *parameters(weight, bias), *statistics(op)]
-        return choices(x, op, span, results, tensors, 2 + len(options))
+        tensors = [SPLIT, SPLIT, *parameters(weight, bias), *statistics(op), *[None] * 7]
+        return choices(x, op, span, gradients(options[4]), tensors)
+
+    @register_sharding(torch.ops.evenkeel.add_backward.default)
+    def add_backward(dy, x, weight, bias, mean, rstd, op, span, *options):
+        wanted, dsum = options[4:6]
+        tensors = [SPLIT, SPLIT, *parameters(weight, bias), *statistics(op), *[None] * 7]
+        tensors += [None if dsum is None else SPLIT, None, None]
+        return choices(x, op, span, gradients(wanted), tensors)
