@@ -107,7 +107,11 @@ def with_gradients(run, call, dy=None, dsum=None, wanted=None):
     }
     outputs = run(call.replaced(**leaves))
     sought = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    pairs = [(y, g.to(y.dtype)) for y, g in zip(outputs, (dy, dsum), strict=True) if g is not None]
+    pairs = [
+        (result, gradient if gradient.dtype == result.dtype else gradient.to(result.dtype))
+        for result, gradient in zip(outputs, (dy, dsum), strict=True)
+        if gradient is not None
+    ]
     results, arriving = zip(*pairs, strict=True)
     gradients = torch.autograd.grad(results, list(sought.values()), arriving, allow_unused=True)
     named = {f"d{name}": g for name, g in zip(sought, gradients, strict=True)}
@@ -296,6 +300,8 @@ def test_some_gradients(norm, mix, wanted, arriving):
     """Unused results and unwanted gradients: the rest is as if all were there."""
     call = added(norm, mix, activation="silu")
     wanted = set(wanted.split()) & call.inputs().keys()
+    if not wanted:
+        pytest.skip("RMS norm has no bias")
     dy, dsum = directions(call)
     dy, dsum = (dy if arriving != "sum" else None), (dsum if arriving != "y" else None)
     if not wanted & {"x", "residual"}:
