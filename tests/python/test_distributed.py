@@ -10,7 +10,7 @@ import torch.distributed as dist
 from processes import PROCESSES, failures_of
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -95,6 +95,60 @@ def check_statistics(mesh):
             x, None, None, op, 1, 1e-5, 0, 0, 0.0, torch.float32, statistics
         )
         assert [r.placements for r in results] == [(Shard(1),), (mean,), (rstd,)]
+
+
+RESIDUAL = {
+    "layer_norm": lambda x, r, w, b: ek.layer_norm(x, (WIDTH,), w, b, residual=r),
+    "rms_norm": lambda x, r, w, b: ek.rms_norm(x, (WIDTH,), w, residual=r),
+}
+
+
+def check_residual(mesh, norm, places, used, dtype=torch.float32):
+    """Of x and residual: split alike, nothing is communicated; otherwise the results are right all the same."""
+    function = RESIDUAL[norm]
+    x, weight, bias, dy = inputs((4, 6, WIDTH))
+    x = x.to(dtype)
+    alone = [value.clone().requires_grad_() for value in (x, dy.sin(), weight, bias)]
+
+    def chosen(results):
+        return [r for name, r in zip(("y", "sum"), results, strict=True) if name in used]
+
+    expected = function(*alone)
+    arriving = [dy.to(result.dtype) for result in chosen(expected)]
+    torch.autograd.backward(chosen(expected), arriving)
+    ours = [
+        distribute_tensor(value.detach(), mesh, [place]).requires_grad_()
+        for value, place in zip(alone, (*places, Replicate(), Replicate()), strict=True)
+    ]
+    with CommDebugMode() as forward:
+        results = function(*ours)
+    arriving = [distribute_tensor(gradient, mesh, results[0].placements) for gradient in arriving]
+    with CommDebugMode() as backward:
+        torch.autograd.backward(chosen(results), arriving)
+    if places[0] == places[1]:
+        assert forward.get_total_counts() == backward.get_total_counts() == 0
+        placements = [t.placements for t in (*results, ours[0].grad, ours[1].grad)]
+        assert placements == [(places[0],)] * 4
+    for mine, reference in zip(results, expected, strict=True):
+        assert mine.dtype == reference.dtype
+        close(mine.full_tensor(), reference)
+    for mine, reference in zip(ours, alone, strict=True):
+        assert (mine.grad is None) == (reference.grad is None)
+        if mine.grad is not None:
+            assert mine.grad.dtype == reference.grad.dtype
+            torch.testing.assert_close(mine.grad.full_tensor(), reference.grad)
+
+
+def check_residual_of_terms(mesh):
+    """x as a row-parallel linear layer leaves it: in terms of a sum, which are added up before the norm."""
+    x, weight, _, dy = inputs((4, 6, WIDTH))
+    terms = DTensor.from_local(x / PROCESSES, mesh, [Partial()])
+    residual = distribute_tensor(dy, mesh, [Shard(0)])
+    results = ek.rms_norm(
+        terms, (WIDTH,), distribute_tensor(weight, mesh, [Replicate()]), residual=residual
+    )
+    for mine, reference in zip(results, ek.rms_norm(x, (WIDTH,), weight, residual=dy), strict=True):
+        close(mine.full_tensor(), reference)
 
 
 def check_without_gradients(mesh, mode):
@@ -210,6 +264,27 @@ CHECKS = {
         for mode in (torch.no_grad, torch.inference_mode)
     },
     "dtensor-compile": (check_compile,),
+    **{
+        f"dtensor-residual-{norm}-dim{dim}-{'+'.join(used)}": (
+            check_residual,
+            norm,
+            (Shard(dim), Shard(dim)),
+            used,
+        )
+        for norm in RESIDUAL
+        for dim in (0, 1)
+        for used in (("y",), ("sum",), ("y", "sum"))
+    },
+    "dtensor-residual-two dtypes": (
+        check_residual,
+        "rms_norm",
+        (Shard(0), Shard(0)),
+        ("y", "sum"),
+        torch.bfloat16,
+    ),
+    "dtensor-residual-whole": (check_residual, "rms_norm", (Shard(0), Replicate()), ("y", "sum")),
+    "dtensor-residual-apart": (check_residual, "layer_norm", (Shard(0), Shard(1)), ("y", "sum")),
+    "dtensor-residual-terms": (check_residual_of_terms,),
     **{
         distribute.__name__: (check_training, distribute)
         for distribute in (data_parallel, fully_sharded, tensor_and_sequence_parallel)
