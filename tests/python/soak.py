@@ -22,7 +22,7 @@ if __name__ == "__main__":
 import torch
 
 from evenkeel import _abi, _native
-from support import DTYPES, NORMS, make
+from support import DTYPES, NORMS, ROW_NORMS, make
 
 DAY = 24 * 60 * 60 * 100 * 2
 SMALL, LARGE = 400, 40  # calls that are drawn
@@ -73,17 +73,29 @@ def drawn_call(draw, norm, large):
 
 
 def torch_calls(draw, norm, large):
-    """Forward and backward through evenkeel.torch."""
+    """Forward and backward through evenkeel.torch, half of the row norms with a residual."""
     call = drawn_call(draw, norm, large)
     call.x = as_view(draw, call.x)
-    leaves = [tensor.requires_grad_() for tensor in call.inputs().values()]
-    dy = torch.randn_like(call.x)
+    tensors = list(call.inputs().values())
+    if norm in ROW_NORMS and draw.random() < 0.5:
+        dtype = torch.float64 if call.x.dtype == torch.float64 else draw.choice(DTYPES)
+        residual = as_view(draw, torch.randn(call.x.shape).to(dtype))
+        call.options["residual"] = residual
+        tensors.append(residual)
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    dys = [torch.randn_like(result) for result in results_of(call)]
 
     def run():
-        y = call.ours()
-        return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+        results = results_of(call)
+        gradients = torch.autograd.grad(results, leaves, dys)
+        return [*(result.detach() for result in results), *gradients]
 
     return run, 2
+
+
+def results_of(call):
+    results = call.ours()
+    return results if isinstance(results, tuple) else (results,)
 
 
 def torch_error(draw, norm, large):

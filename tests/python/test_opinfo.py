@@ -1,12 +1,14 @@
 """torch's own test inputs for its norms, given to evenkeel's: values, gradients, layouts, errors."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
 import evenkeel.torch as ek
-from support import NORMS
+from support import NORMS, ROW_NORMS
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
 invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
@@ -79,6 +81,22 @@ def test_functions(norm, dtype, memory_format, device):
         check_like_torch(ours, theirs, leaves)
         tried += 1
     assert tried or memory_format is not torch.contiguous_format
+
+
+@dtypes
+@pytest.mark.parametrize("norm", ROW_NORMS)
+def test_residuals(norm, dtype, device):
+    """As if x and the residual were added before."""
+    for sample in samples(norm, device, dtype):
+        if math.prod(sample.args[0]) == 1:
+            continue  # its gradient is zero, but for what cancellation leaves
+        x = sample.input.detach().requires_grad_()
+        residual = torch.randn_like(x).requires_grad_()
+        leaves = [x, residual]
+        tree_map_only(torch.Tensor, leaves.append, (sample.args, sample.kwargs))
+        y, total = getattr(ek, norm)(x, *sample.args, **sample.kwargs, residual=residual)
+        assert torch.equal(total, x + residual)
+        check_like_torch(y, getattr(F, norm)(x + residual, *sample.args, **sample.kwargs), leaves)
 
 
 @norms
