@@ -95,11 +95,11 @@ class Reader {
 template <auto kOperator>
 struct Entry;
 
-PyObject* wrap(const Tensor& result) { return THPVariable_Wrap(result); }
+PyObject* wrap(Tensor&& result) { return THPVariable_Wrap(std::move(result)); }
 
-PyObject* wrap(const WithSum& results) {
-  PyObject* const y = wrap(std::get<0>(results));
-  PyObject* const sum = y == nullptr ? nullptr : wrap(std::get<1>(results));
+PyObject* wrap(WithSum&& results) {
+  PyObject* const y = wrap(std::move(std::get<0>(results)));
+  PyObject* const sum = y == nullptr ? nullptr : wrap(std::move(std::get<1>(results)));
   PyObject* const pair = sum == nullptr ? nullptr : PyTuple_Pack(2, y, sum);
   Py_XDECREF(y);
   Py_XDECREF(sum);

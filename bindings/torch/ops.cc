@@ -362,19 +362,33 @@ auto find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// Apart from call_forward and call_backward, so that calls without a residual do not pay for them.
+[[gnu::noinline]] Result call_add_forward(const ForwardCall& call) {
+  static const auto op = find<AddForward>("evenkeel::add_forward");
+  const Norm& norm = call.norm;
+  auto [y, mean, rstd, sum] =
+      op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
+              norm.casting, norm.weight_offset, call.out_dtype, call.statistics,
+              call.added->residual, call.added->sum_dtype);
+  return {std::move(y), std::move(mean), std::move(rstd), std::move(sum)};
+}
+
+[[gnu::noinline]] Gradients call_add_backward(const BackwardCall& call) {
+  static const auto op = find<AddBackward>("evenkeel::add_backward");
+  const Norm& norm = call.norm;
+  auto [dx, dweight, dbias, dresidual] =
+      op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op, norm.span,
+              norm.eps, norm.activation, norm.casting, norm.weight_offset, call.wanted,
+              call.added->dsum, call.added->x_dtype, call.added->residual_dtype);
+  return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dresidual)};
+}
+
 }  // namespace
 
 Result call_forward(const ForwardCall& call) {
-  const Norm& norm = call.norm;
-  if (call.added) {
-    static const auto add_op = find<AddForward>("evenkeel::add_forward");
-    auto [y, mean, rstd, sum] =
-        add_op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
-                    norm.casting, norm.weight_offset, call.out_dtype, call.statistics,
-                    call.added->residual, call.added->sum_dtype);
-    return {std::move(y), std::move(mean), std::move(rstd), std::move(sum)};
-  }
+  if (call.added) return call_add_forward(call);
   static const auto op = find<Forward>("evenkeel::forward");
+  const Norm& norm = call.norm;
   auto [y, mean, rstd] =
       op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
               norm.casting, norm.weight_offset, call.out_dtype, call.statistics);
@@ -382,16 +396,9 @@ Result call_forward(const ForwardCall& call) {
 }
 
 Gradients call_backward(const BackwardCall& call) {
-  const Norm& norm = call.norm;
-  if (call.added) {
-    static const auto add_op = find<AddBackward>("evenkeel::add_backward");
-    auto [dx, dweight, dbias, dresidual] =
-        add_op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op,
-                    norm.span, norm.eps, norm.activation, norm.casting, norm.weight_offset,
-                    call.wanted, call.added->dsum, call.added->x_dtype, call.added->residual_dtype);
-    return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dresidual)};
-  }
+  if (call.added) return call_add_backward(call);
   static const auto op = find<Backward>("evenkeel::backward");
+  const Norm& norm = call.norm;
   const auto [want_dx, want_dweight, want_dbias, _] = call.wanted;
   auto [dx, dweight, dbias] = op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd,
                                       norm.op, norm.span, norm.eps, norm.activation, norm.casting,

@@ -11,6 +11,7 @@ import io
 import itertools
 import pickle
 import warnings
+import weakref
 from dataclasses import dataclass
 
 import numpy
@@ -431,6 +432,24 @@ def test_saved_tensors(norm):
     got = with_gradients(hooked, call, *directions(call))
     assert [torch.equal(t, got["sum"]) for t in packed if t.shape == call.call.x.shape] == [True]
     check_same(got, with_gradients(Added.ours, call, *directions(call)))
+
+
+@row_norms
+def test_the_kept_sum_does_not_keep_its_own_graph(norm):
+    """It is a result: a node that held it with its history would never be freed."""
+    call = added(norm)
+    x = call.call.x.requires_grad_() * 1
+
+    def hook(gradient):
+        return gradient
+
+    x.register_hook(hook)
+    results = call.replaced(x=x).ours()
+    held = weakref.ref(hook)
+    del hook, x
+    assert held() is not None
+    del results
+    assert held() is None
 
 
 # ---- layouts in memory ----
