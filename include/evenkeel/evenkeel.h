@@ -124,9 +124,9 @@ typedef struct ek_vector {
  * y may be exactly x (same address, type and strides); any other overlap is an error.
  *
  * Layer norm and RMS norm also take a residual. Then sum = x + residual is what is normalized, and all that is said of x
- * above (its statistics, its type in casting orders) is said of the sum. It is added in float32, rounded to sum.dtype and
- * normalized as rounded: y and sum are bit for bit what an addition and a norm of its result give. sum.dtype counts even
- * where the sum is not stored (sum.data == NULL); it must be EK_F64, and the addition is in float64, where x or residual is.
+ * above (its statistics, its type in casting orders) is said of the sum. It is added in float32 (in float64 where sum.dtype
+ * is), rounded to sum.dtype and normalized as rounded: y and sum are bit for bit what an addition and a norm of its result
+ * give. sum.dtype counts even where the sum is not stored (sum.data == NULL), and must be EK_F64 where x or residual is.
  * sum may be exactly x or exactly residual. */
 typedef struct ek_forward_args {
   uint32_t struct_size;
