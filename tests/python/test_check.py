@@ -21,6 +21,13 @@ ONE_OF_EACH = [
     "rms_norm rows=6 cols=333 x=bf16 casting=llama offset=1 weight=bf16",
     "layer_norm rows=7 cols=64 x=f32 values=nan",
     "layer_norm rows=0 cols=7 x=f64",
+    "layer_norm rows=9 cols=65 x=bf16 residual=f32 dsum=f32 dresidual=f32 x_row_stride=70 residual_row_stride=66 "
+    "sum_row_stride=68 dsum_row_stride=67 dresidual_row_stride=69",
+    "layer_norm rows=9 cols=33 x=bf16 residual=f32 dsum=f32 dresidual=f32 in_place=residual",
+    "layer_norm rows=9 cols=33 x=f32 residual=f32 dsum=f32 in_place=x sum_row_stride=40",
+    "rms_norm rows=6 cols=333 x=bf16 residual=bf16 dsum=bf16 in_place=sum casting=llama weight=bf16",
+    "rms_norm rows=6 cols=40 x=f16 residual=bf16 sum=none dsum=f64 dresidual=f16",
+    "layer_norm rows=6 cols=40 x=f32 residual=bf16 sum=f64 rstd=no",
     "group_norm samples=2 channels=12 spatial=35 groups=4 layout=nhwc x=f32 bias=none",
     "group_norm samples=2 channels=12 spatial=35 groups=4 layout=nchw x=bf16 y=f32 activation=silu",
 ]
@@ -72,17 +79,28 @@ class Corrupt(judge.Runner):
 
     def run(self, case, pass_, buffers, used):
         super().run(case, pass_, buffers, used)
-        outputs = ("y", "mean", "rstd") if pass_ == "forward" else ("dx", "dweight", "dbias")
-        if self.output in outputs:
+        outputs = {
+            "forward": ("y", "sum", "mean", "rstd"),
+            "backward": ("dx", "dresidual", "dweight", "dbias"),
+        }
+        if self.output in outputs[pass_]:
             values = buffers[self.output].read()
             place = tuple(size // 2 for size in values.shape)
             values[place] = values[place] * (1 + 2.0**-15) + 2.0**-15
             buffers[self.output].write(values)
 
 
-@pytest.mark.parametrize("output", ["y", "mean", "rstd", "dx", "dweight", "dbias"])
+OUTPUTS = ["y", "mean", "rstd", "dx", "dweight", "dbias"]
+RESIDUAL = "layer_norm rows=9 cols=64 residual=f32 dsum=f32 dresidual=f32"
+
+
 @pytest.mark.parametrize(
-    "norm", ["layer_norm rows=9 cols=64", "group_norm samples=2 channels=12 spatial=35 groups=4"]
+    ("norm", "output"),
+    [
+        *(("layer_norm rows=9 cols=64", output) for output in OUTPUTS),
+        *(("group_norm samples=2 channels=12 spatial=35 groups=4", output) for output in OUTPUTS),
+        *((RESIDUAL, output) for output in (*OUTPUTS, "sum", "dresidual")),
+    ],
 )
 def test_one_wrong_element_is_found(library, norm, output):
     runner = Corrupt(library, "cpu", memory.Host())
@@ -90,6 +108,30 @@ def test_one_wrong_element_is_found(library, norm, output):
     found = judge.check_case(parse(f"{norm} x=f32"), runner)
     assert f"{output}[" in found
     assert "1 of" in found
+
+
+@pytest.mark.parametrize(("lost", "output"), [("residual", "y["), ("dsum", "dx[")])
+def test_an_input_that_is_not_added_is_found(library, lost, output):
+    class Forgetful(judge.Runner):
+        def run(self, case, pass_, buffers, used):
+            buffers[lost].write(0 * buffers[lost].read())
+            super().run(case, pass_, buffers, used)
+
+    found = judge.check_case(parse(f"{RESIDUAL} x=f32"), Forgetful(library, "cpu", memory.Host()))
+    assert output in found
+
+
+def test_a_sum_must_have_the_bits_of_the_addition(library):
+    class Neighbour(judge.Runner):
+        def run(self, case, pass_, buffers, used):
+            super().run(case, pass_, buffers, used)
+            values = buffers["sum"].read()
+            values[2, 3] += 2.0**-7 * abs(values[2, 3])  # at most one ulp
+            buffers["sum"].write(values)
+
+    case = parse("rms_norm rows=4 cols=8 x=bf16 residual=f32 sum=bf16")
+    found = judge.check_case(case, Neighbour(library, "cpu", memory.Host()))
+    assert "sum[2, 3]" in found
 
 
 def test_a_number_in_place_of_nan_is_found(library):
@@ -187,6 +229,18 @@ def test_defaults_follow_the_line():
     assert case["dx_row_stride"] == 5
     assert case["y_row_stride"] == 0
     assert parse("layer_norm rows=2 cols=3 weight=none")["dweight"] == "none"
+
+
+def test_defaults_with_a_residual():
+    case = parse("rms_norm rows=2 cols=3 x=bf16 residual=f32 residual_row_stride=5 dsum=f16")
+    assert (case["sum"], case["y"], case["dx"]) == ("f32", "bf16", "bf16")
+    assert (case["sum_row_stride"], case.normalized_dtype) == (0, "f32")
+    case = parse("rms_norm rows=2 cols=3 x=bf16 residual=f32 in_place=sum dsum=f16 x_row_stride=5")
+    assert (case["sum"], case["dx"], case["sum_row_stride"]) == ("bf16", "f16", 5)
+    case = parse("rms_norm rows=2 cols=3 residual=f64 sum=none")
+    assert (case.normalized_dtype, case.statistics_dtype) == ("f64", "f64")
+    assert case.computes_in_f64("forward") and case.computes_in_f64("backward")
+    assert parse("layer_norm rows=2 cols=3 dsum=f32")["sum"] == "none"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pathlib
 from evenkeel import _abi
 
 LISTS = ("basic.txt", "hostile.txt")
-TENSORS = ("x", "y", "dy", "dx")
+TENSORS = ("x", "y", "dy", "dx", "residual", "sum", "dsum", "dresidual")
 ROW_SIZES, IMAGE_SIZES = ("rows", "cols"), ("samples", "channels", "spatial", "groups")
 SIZES = (*ROW_SIZES, "inner_rows", *IMAGE_SIZES)
 STRIDES = tuple(f"{name}_{kind}_stride" for name in TENSORS for kind in ("row", "outer"))
@@ -21,21 +21,32 @@ DEFAULTS = (
     dict.fromkeys((*SIZES, *STRIDES, "misalign"), 0)
     | {"layout": "nchw", "x": "f32", "weight": "f32", "rstd": "yes", "eps": 1e-5, "offset": 0.0}
     | {"casting": "none", "activation": "none", "in_place": "none", "values": "normal"}
-    | {"seed": 1, "pass": "both"}
+    | {"residual": "none", "dsum": "none", "dresidual": "none", "seed": 1, "pass": "both"}
 )
-LEFT = ("y", "dy", "dx", "bias", "dweight", "dbias", "mean")  # whose defaults follow others
+LEFT = ("y", "dy", "dx", "sum", "bias", "dweight", "dbias", "mean")  # whose defaults follow others
 KEYS = {*DEFAULTS, *LEFT}
+# What an output may share its memory with: {pass: {output: input}}.
+IN_PLACE = {
+    "none": {"forward": {}, "backward": {}},
+    "dy": {"forward": {"y": "x"}, "backward": {"dx": "dy"}},
+    "x": {"forward": {"y": "x"}, "backward": {"dx": "x"}},
+    "residual": {"forward": {"sum": "residual"}, "backward": {"dresidual": "dsum"}},
+    "sum": {"forward": {"sum": "x"}, "backward": {"dx": "dsum"}},
+}
 WORDS = {
     "layout": _abi.LAYOUTS,
     "casting": _abi.CASTINGS,
     "activation": _abi.ACTIVATIONS,
-    "in_place": ("none", "dy", "x"),
+    "in_place": IN_PLACE,
     "pass": ("both", "forward", "backward"),
     "mean": ("yes", "no"),
     "rstd": ("yes", "no"),
     "values": "normal mean1e4 outlier_first constant zero nan inf nan_dy denormal zero_weight huge".split(),
     **dict.fromkeys(("x", "y", "dy"), _abi.DTYPES),
-    **dict.fromkeys(("dx", "weight", "bias", "dweight", "dbias"), (*_abi.DTYPES, "none")),
+    **dict.fromkeys(
+        (*("dx", "residual", "sum", "dsum", "dresidual"), *("weight", "bias", "dweight", "dbias")),
+        (*_abi.DTYPES, "none"),
+    ),
 }
 
 
@@ -79,27 +90,48 @@ class Case:
         return self["channels"] if self.is_group else self["cols"]
 
     @property
+    def adds(self):
+        """Whether a residual is added to x, so that the sum is normalized."""
+        return self["residual"] != "none"
+
+    @property
+    def normalized_dtype(self):
+        """Of x, or of the sum; a sum that is not stored has one, too."""
+        if not self.adds:
+            return self["x"]
+        return self.dtype("sum") or default_of_sum(self.values)
+
+    @property
     def statistics_dtype(self):
-        return "f64" if self["x"] == "f64" else "f32"
+        return "f64" if self.normalized_dtype == "f64" else "f32"
 
     def computes_in_f64(self, pass_):
-        names = ("x", "y") if pass_ == "forward" else ("x", "dy", "dx")
-        return "f64" in [self[name] for name in (*names, "weight", "bias")]
+        names = ("x", "residual", "y") if pass_ == "forward" else ("dy", "dsum", "dx", "dresidual")
+        found = [self[name] for name in (*names, "weight", "bias")]
+        return "f64" in (self.normalized_dtype, *found)
+
+
+def default_of_sum(values):
+    return values["x"] if values["in_place"] == "sum" else values["residual"]
 
 
 def resolve(op, given):
     """All values of a case: defaults follow the keys that the line names."""
     values = DEFAULTS | given
-    rms = op == "rms_norm"
+    rms, adds = op == "rms_norm", values["residual"] != "none"
+    values.setdefault("sum", default_of_sum(values) if adds else "none")
     values.setdefault("y", values["x"])
     values.setdefault("dy", values["y"])
-    values.setdefault("dx", values["dy"] if values["in_place"] == "dy" else values["x"])
+    leader = {"dy": "dy", "sum": "dsum"}.get(values["in_place"], "x")
+    values.setdefault("dx", values[leader])
     values.setdefault("bias", "none" if rms else "f32")
     values.setdefault("dweight", values["weight"])
     values.setdefault("dbias", values["bias"])
     values.setdefault("mean", "no" if rms else "yes")
-    if values["in_place"] != "none":
-        for follower, leader in (("y", "x"), ("dx", values["in_place"])):
+    for pass_, pairs in IN_PLACE[values["in_place"]].items():
+        for follower, leader in pairs.items():
+            if adds and (pass_, leader) == ("backward", "x"):
+                leader = "sum"
             for kind in ("row", "outer"):
                 if f"{follower}_{kind}_stride" not in given:
                     key = f"{leader}_{kind}_stride"

@@ -1,14 +1,17 @@
 """Runs a case on a backend, and compares with the oracle.
 
 A result passes if it lies between the roundings of (oracle - bound) and (oracle + bound) to its type. Where the
-oracle is NaN or infinite the result must be too. Backward runs on the statistics of the backend's own forward call.
+oracle is NaN or infinite the result must be too. Backward runs on the statistics of the backend's own forward call,
+and, where there is a residual, on the sum as the oracle has it.
 """
 
 import numpy as np
 
 from evenkeel import _abi
-from evenkeel.check import oracle
+from evenkeel.check import cases, oracle
 from evenkeel.check.memory import Buffer, offsets, round_to
+
+INPUTS = ("x", "residual", "dy", "dsum")
 
 
 def draw_x(case, generator):
@@ -25,11 +28,27 @@ def draw_x(case, generator):
         case "zero":
             return np.zeros(shape)
         case "denormal":
-            smallest = {"f16": 2.0**-14, "f64": 2.0**-1022}.get(case["x"], 2.0**-126)
-            return 0.25 * normal * smallest
+            return subnormal(case["x"], normal)
         case "huge":
             return normal * (1e4 if case["x"] == "f16" else 1e15)
     return 0.25 + normal
+
+
+def draw_residual(case, generator):
+    """Beside an x that is small or the same in all of a unit, so is the sum; otherwise spread 1."""
+    shape = case.unit_count, case.unit_size
+    match case["values"]:
+        case "constant":
+            return np.broadcast_to(generator.standard_normal((shape[0], 1)), shape)
+        case "zero":
+            return np.zeros(shape)
+        case "denormal":
+            return subnormal(case["residual"], generator.standard_normal(shape))
+    return generator.standard_normal(shape)
+
+
+def subnormal(dtype, normal):
+    return 0.25 * normal * {"f16": 2.0**-14, "f64": 2.0**-1022}.get(dtype, 2.0**-126)
 
 
 def spoil(values, value, generator):
@@ -41,7 +60,7 @@ def spoil(values, value, generator):
 
 
 def draw(case):
-    """x, dy, weight and bias."""
+    """All inputs."""
     generator = np.random.default_rng(case["seed"])
     x = draw_x(case, generator)
     dy = generator.standard_normal(x.shape)
@@ -54,19 +73,23 @@ def draw(case):
     center = spread * (1 - case["offset"])
     weight = center + 0.25 * spread * generator.standard_normal(case.parameters)
     bias = 0.5 * spread * generator.standard_normal(case.parameters)
-    return {"x": x, "dy": dy, "weight": weight, "bias": bias}
+    residual, dsum = draw_residual(case, generator), generator.standard_normal(x.shape)
+    return {"x": x, "dy": dy, "weight": weight, "bias": bias, "residual": residual, "dsum": dsum}
 
 
 def make_buffers(case):
-    """All tensors and vectors of a case, the inputs filled."""
+    """All tensors and vectors of a case, the inputs filled. A sum is there even if it is not stored: for backward."""
     buffers = {}
 
     def make(name, places, dtype):
         if dtype:
             buffers[name] = Buffer(places, dtype, case["misalign"])
 
-    for name in ("x", "y", "dy", "dx"):
-        make(name, offsets(case, name), case.dtype(name))
+    dtypes = {name: case.dtype(name) for name in cases.TENSORS}
+    if case.adds:
+        dtypes["sum"] = case.normalized_dtype
+    for name, dtype in dtypes.items():
+        make(name, offsets(case, name), dtype)
     for name in ("weight", "bias", "dweight", "dbias"):
         make(name, np.arange(case.parameters), case.dtype(name))
     for name in ("mean", "rstd"):
@@ -88,10 +111,10 @@ class Runner:
         """`used`: {argument: the name of its buffer}."""
 
         def tensor(name):
-            buffer = buffers[used[name]] if used.get(name) in buffers else None
-            if buffer is None:
-                return _abi.tensor(None, "f32")
-            strides = case[f"{name}_row_stride"], case[f"{name}_outer_stride"]
+            buffer = buffers.get(used.get(name))
+            if buffer is None:  # the dtype of a sum counts all the same
+                return _abi.tensor(None, case.normalized_dtype if name == "sum" else "f32")
+            strides = (case[f"{used[name]}_{kind}_stride"] for kind in ("row", "outer"))
             return _abi.tensor(self.place.address(buffer), buffer.dtype, *strides)
 
         def vector(name):
@@ -142,7 +165,10 @@ def check_case(case, runner):
 
 def _check(case, runner):
     buffers = make_buffers(case)
-    inputs = {name: buffers[name].read() for name in ("x", "dy")}
+    inputs = {name: buffers[name].read() for name in INPUTS if name in buffers}
+    normalized = inputs["x"]
+    if case.adds:
+        normalized = oracle.added(case, inputs["x"], inputs["residual"])
     weight, bias = np.ones(case.parameters), np.zeros(case.parameters)
     if "weight" in buffers:
         weight = buffers["weight"].read() + case["offset"]
@@ -152,13 +178,12 @@ def _check(case, runner):
 
     # Forward runs for a backward case too: for the statistics.
     used = dict(same)
-    if case["in_place"] != "none":
-        buffers["y"].write(inputs["x"])
-        used["x"] = "y"
     if "forward" in case.passes:  # otherwise they are wanted whatever the case says
         used |= {name: None for name in ("mean", "rstd") if case[name] == "no"}
+        used |= {"sum": None} if case["sum"] == "none" else {}
+    used |= put_in_place(case, "forward", buffers, used, inputs)
     runner.run(case, "forward", buffers, used)
-    expected = oracle.forward(case, inputs["x"], weight, bias)
+    expected = oracle.forward(case, normalized, weight, bias)
     if "forward" in case.passes:
         found = judge(case, buffers, {name: expected[name] for name in expected if used.get(name)})
         if found:
@@ -169,16 +194,28 @@ def _check(case, runner):
     if None in used.values():
         runner.run(case, "forward", buffers, same)
     used = dict(same)
-    if case["in_place"] != "none" and "dx" in buffers:
-        buffers["dx"].write(inputs[case["in_place"]])
-        used[case["in_place"]] = "dx"
+    if case.adds:
+        buffers["sum"].write(normalized)
+        used["x"] = "sum"
+    used |= put_in_place(case, "backward", buffers, used, inputs | {"x": normalized})
     runner.run(case, "backward", buffers, used)
     mean = buffers["mean"].read() if "mean" in buffers else np.zeros(case.unit_count)
+    rstd = buffers["rstd"].read()
     expected = oracle.backward(
-        case, inputs["x"], inputs["dy"], weight, bias, mean, buffers["rstd"].read()
+        case, normalized, inputs["dy"], inputs.get("dsum"), weight, bias, mean, rstd
     )
     found = judge(case, buffers, {name: expected[name] for name in expected if name in buffers})
     return f"backward: {found}" if found else None
+
+
+def put_in_place(case, pass_, buffers, used, inputs):
+    """Writes inputs where the case has their outputs; gives the buffers that these inputs have then."""
+    moved = {}
+    for output, name in cases.IN_PLACE[case["in_place"]][pass_].items():
+        if used.get(output):
+            buffers[output].write(inputs[name])
+            moved[name] = output
+    return moved
 
 
 def judge(case, buffers, expected):

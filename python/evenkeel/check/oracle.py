@@ -54,12 +54,24 @@ def after_casting(case, value, e_value):
     """The casting order llama rounds the normalized value: an error below half an ulp can become a whole one."""
     if case["casting"] != "llama":
         return value, e_value
-    low, rounded, high = (round_to(v, case["x"]) for v in (value - e_value, value, value + e_value))
+    dtype = case.normalized_dtype
+    low, rounded, high = (round_to(v, dtype) for v in (value - e_value, value, value + e_value))
     return rounded, np.maximum(high - rounded, rounded - low)
 
 
+def added(case, x, residual):
+    """The one right sum: added in float64 where that is its type, otherwise in float32, and rounded to its type."""
+    total = x + residual
+    if case.normalized_dtype != "f64":
+        total = round_to(total, "f32")
+    return round_to(total, case.normalized_dtype)
+
+
 def forward(case, x, weight, bias):
-    """{output: (value, bound)}; weight has its offset, and both are there (1 and 0 where absent)."""
+    """{output: (value, bound)}; weight has its offset, and both are there (1 and 0 where absent).
+
+    x is what is normalized: where there is a residual, the sum.
+    """
     a = arithmetic_of(case, "forward")
     u, tiny = a.u, a.tiny
     centers = case.op != "rms_norm"
@@ -87,11 +99,16 @@ def forward(case, x, weight, bias):
     if case["activation"] == "silu":
         z, y = y, y * sigmoid(y)
         e_y = 1.1 * e_y + (8 + np.abs(z)) * u * np.abs(y) + 2.0**-126
-    return {"y": (y, e_y), "mean": (mean[:, 0], e_mean[:, 0]), "rstd": (rstd[:, 0], e_rstd[:, 0])}
+    return {
+        "y": (y, e_y),
+        "sum": (x, np.zeros_like(x)),
+        "mean": (mean[:, 0], e_mean[:, 0]),
+        "rstd": (rstd[:, 0], e_rstd[:, 0]),
+    }
 
 
-def backward(case, x, dy, weight, bias, mean, rstd):
-    """The same for gradients, from the statistics that a forward call has saved."""
+def backward(case, x, dy, dsum, weight, bias, mean, rstd):
+    """The same for gradients, from the statistics that a forward call has saved. dsum is None where it is absent."""
     a = arithmetic_of(case, "backward")
     u, tiny = a.u, a.tiny
     centers = case.op != "rms_norm"
@@ -125,6 +142,10 @@ def backward(case, x, dy, weight, bias, mean, rstd):
     dx = rstd * (g - level - normalized * slope)
     e_parts = e_g + e_level + np.abs(normalized) * e_slope + np.abs(slope) * e_normalized
     e_last = 4 * u * (np.abs(g) + np.abs(level) + np.abs(normalized * slope))
+    e_dx = rstd * (e_parts + e_last) + tiny
+    if dsum is not None:
+        dx = dx + dsum
+        e_dx = e_dx + u * np.abs(dx) + tiny
 
     column_u = a.sum_error(x.size / max(case.parameters, 1))
 
@@ -133,7 +154,8 @@ def backward(case, x, dy, weight, bias, mean, rstd):
         return by_parameter(case, terms), e_sum
 
     return {
-        "dx": (dx, rstd * (e_parts + e_last) + tiny),
+        "dx": (dx, e_dx),
+        "dresidual": (dx, e_dx),
         "dweight": summed(dz * cast, np.abs(cast) * e_dz + np.abs(dz) * e_cast),
         "dbias": summed(dz, e_dz),
     }
