@@ -173,6 +173,7 @@ def training_markdown(path):
 TABLES = {
     "gpu": gpu_markdown,
     "others": gpu_markdown,
+    "residual": gpu_markdown,
     "tutorial": tutorial_markdown,
     "training": training_markdown,
     "cpu": markdown,

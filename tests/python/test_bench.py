@@ -41,6 +41,12 @@ EVERY_KIND = [
     lines.Line("group_norm", "f32", (2, 64, 3, 5), "nchw"),
     lines.Line("group_norm", "f32", (2, 64, 3, 5), "nhwc", "silu"),
 ]
+WITH_RESIDUAL = [
+    lines.Line("layer_norm", "bf16+f32", (8, 48)),
+    lines.Line("layer_norm", "f32+f32", (8, 48), activation="silu"),
+    lines.Line("rms_norm", "f32+f32", (8, 48)),
+    lines.Line("rms_norm", "bf16+bf16", (8, 48)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +205,83 @@ def test_peers_are_the_committed_lines_and_the_group_norms():
     assert ("group_norm", "1x128x512x512 nhwc silu", "f16") in groups
 
 
+def test_residual_preset_measures_three_passes(bench, tmp_path, monkeypatch):
+    small = lines.rows("rms_norm", "bf16+bf16", "8x64") + lines.rows(
+        "layer_norm", "bf16+f32", "8x64"
+    )
+    preset = lines.PRESETS["residual"]
+    monkeypatch.setitem(lines.PRESETS, "residual", lines.Preset("", tuple(small), preset.passes))
+    path = tmp_path / "residual-here.csv"
+    result = bench(
+        *("--preset", "residual", "--csv", str(path), "--plot", str(tmp_path)),
+        *("--contenders", "evenkeel,torch"),
+    )
+    assert result.code == 0, result.err
+    rows = read_csv(path)
+    passes = ("forward", "backward", "backward no dsum")
+    assert [(row["op"], row["dtype"], row["pass"]) for row in rows[::2]] == [
+        *(("rms_norm", "bf16+bf16", pass_) for pass_ in passes),
+        *(("layer_norm", "bf16+f32", pass_) for pass_ in passes),
+    ]
+    assert "layer_norm 8x64 bf16+f32 backward no dsum" in result.out
+    assert (tmp_path / "layer_norm-backward-no-dsum.png").exists()
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    text = importlib.import_module("table").TABLES["residual"](path)
+    assert text.startswith("From `residual-here.csv`")
+    assert "| rms_norm 8x64 bf16+bf16 backward no dsum |" in text
+    assert "of 6 lines" in text
+
+
+def test_residual_preset_has_the_shapes_of_its_rivals():
+    found = {line.label for line in lines.PRESETS["residual"].lines}
+    shapes = "4096x1024 4096x4096 16384x4096 4096x8192 25216x768 131072x512 8192x5120 4096x3001"
+    for shape in shapes.split():
+        assert {f"rms_norm {shape} bf16+bf16", f"layer_norm {shape} bf16+f32"} <= found
+    for shape in ("4096x1024", "4096x4096"):
+        assert {f"rms_norm {shape} f32+f32", f"layer_norm {shape} f32+f32"} <= found
+    assert len(found) == 20
+
+
+def test_residual_of_ones_own_shape(bench, tmp_path):
+    path = tmp_path / "b.csv"
+    result = bench("rms_norm", "--shape", "4x32", "--dtype", "f16+f32", "--csv", str(path))
+    assert result.code == 0, result.err
+    rows = read_csv(path)
+    assert {(row["dtype"], row["pass"]) for row in rows} == {
+        ("f16+f32", "forward"),
+        ("f16+f32", "backward"),
+    }
+    result = bench("--preset", "host", "--dtype", "f32+f32", "--csv", str(path))
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("line", [EVERY_KIND[0], *WITH_RESIDUAL], ids=label)
+def test_limit_moves_the_bytes_of_the_pass(line):
+    s = tensors.make_set(line, CPU)
+    for pass_ in lines.RESIDUAL_PASSES if line.adds else lines.PASSES:
+        (call,) = timing.ceiling_calls(line, [s], pass_)
+        moved = sum(operand.nbytes for operand in call.args) + call().nbytes
+        assert moved == line.moved_bytes(pass_)
+
+
+def test_bytes_of_a_line_with_a_residual():
+    """Of an element: x and y, residual and sum; dy, sum, dsum and dx; the same without dsum."""
+    passes = ("forward", "backward", "backward no dsum")
+    for dtype, sizes in (("bf16+bf16", (8, 8, 6)), ("bf16+f32", (12, 14, 10))):
+        line = lines.Line("layer_norm", dtype, (1000, 1000))
+        assert [line.moved_bytes(pass_) / 1e6 for pass_ in passes] == list(sizes)
+        assert line.gb_per_s("backward", 20) == pytest.approx(sizes[1] * 50)
+
+
+def test_dtypes_of_a_line_with_a_residual():
+    s = tensors.make_set(WITH_RESIDUAL[0], CPU)
+    assert [v.dtype for v in s.inputs] == [torch.bfloat16] + 3 * [torch.float32]
+    assert [v.dtype for v in s.gradients] == [torch.bfloat16, torch.float32]
+    for name in ("evenkeel", "torch"):
+        y, total = contenders.MAKERS[name](WITH_RESIDUAL[0]).forward(s)
+        assert (y.dtype, total.dtype) == (torch.bfloat16, torch.float32)
+
+
 def test_host_preset_counts_eager_calls(bench, tmp_path):
     path = tmp_path / "b.csv"
     result = bench("--preset", "host", "--csv", str(path))
@@ -224,6 +307,29 @@ def test_wrong_result_is_shown_as_wrong(bench, monkeypatch, tmp_path):
     assert {figure["library"] for figure in found["figures"]} == {"evenkeel"}
     assert [(m["library"], m["shown"]) for m in found["missing"]] == [("torch", "wrong")] * 2
     assert any(line.split()[:2] == ["torch", "wrong"] for line in result.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("norm", "message"),
+    [
+        (lambda x, r, w: (F.rms_norm(x + r, (32,), w, lines.EPS), x + 0 * r), "sum is off by"),
+        # The gradient that arrives at the sum is lost.
+        (
+            lambda x, r, w: (
+                F.rms_norm(x + r, (32,), w, lines.EPS),
+                (x + r).detach() + 0 * x,
+            ),
+            "dx is off by",
+        ),
+        (lambda x, r, w: (F.rms_norm(x + r, (32,), w, lines.EPS),), "there is no sum"),
+    ],
+)
+def test_wrong_sums_are_shown_as_wrong(bench, monkeypatch, norm, message):
+    wrong = contenders.WithResidual(norm)
+    monkeypatch.setitem(contenders.MAKERS, "torch", lambda line: wrong)
+    options = "--shape 4x32 --dtype f32+f32 --contenders evenkeel,torch".split()
+    result = bench("rms_norm", *options)
+    assert f"torch: {message}" in result.err
 
 
 def test_wrong_result_of_ours_fails(bench, monkeypatch):
@@ -270,6 +376,8 @@ def test_missing_contender_is_named(bench):
         ("rms_norm --preset triton-tutorial", ["no rms_norm"]),
         ("--preset peers --shape 4x4", ["--shape", "--preset"]),
         ("--preset host --pass forward", ["--pass forward", "host forward"]),
+        ("--preset residual --dtype bf16", ["--dtype bf16", "bf16+f32"]),
+        ("group_norm --shape 2x64x4x4 --dtype f32+f32", ["dtype f32+f32", "no residual"]),
         ("surgery --shape 4x4", ["--shape", "surgery"]),
         ("surgery --dtype f64", ["--dtype f64", "bf16"]),
     ],
@@ -305,30 +413,37 @@ sys.exit(evenkeel.__main__.main(["bench", "--plot", {str(tmp_path)!r}, "--shape"
 def torch_results(line, s):
     norm = contenders.torch_norm(line)
     inputs = [v.detach().double().requires_grad_() for v in s.inputs]
-    y = norm(*inputs)
-    return {"forward": (y,), "backward": torch.autograd.grad(y, inputs, s.dy.double())}
+    if not line.adds:
+        y = norm(*inputs)
+        return {"forward": (y,), "backward": torch.autograd.grad(y, inputs, s.dy.double())}
+    outputs, gradients = norm(*inputs), [v.double() for v in s.gradients]
+    return {
+        "forward": outputs,
+        "backward": torch.autograd.grad(outputs, inputs, gradients, retain_graph=True),
+        lines.NO_DSUM: torch.autograd.grad(outputs[0], inputs, gradients[0]),
+    }
 
 
-@pytest.mark.parametrize("line", EVERY_KIND, ids=label)
+# Without the sum in bfloat16, which is rounded here and not in torch_results.
+@pytest.mark.parametrize("line", [*EVERY_KIND, *WITH_RESIDUAL[:3]], ids=label)
 def test_reference_is_the_norm(line, monkeypatch):
     monkeypatch.setattr(tensors, "REFERENCE_ELEMENTS", 3 * line.parameters)  # in several parts
     s = tensors.make_set(line, CPU)
     expected = torch_results(line, s)
     found = tensors.reference(line, s)
+    assert found.keys() == expected.keys()
     for pass_, wanted in expected.items():
-        for result, each in zip(found[pass_], wanted, strict=True):
+        for result, each in zip(found[pass_].values(), wanted, strict=True):
             torch.testing.assert_close(result.double(), each, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("line", EVERY_KIND, ids=label)
+@pytest.mark.parametrize("line", [*EVERY_KIND, *WITH_RESIDUAL], ids=label)
 def test_every_contender_of_a_cpu_is_right(line):
     s = tensors.make_set(line, CPU)
-    expected = tensors.reference(line, s)
     for name in ("evenkeel", "torch"):
         contender = contenders.MAKERS[name](line)
-        tensors.check(name == "evenkeel", line, contender.forward(s), expected["forward"])
-        gradients = contender.backward(s, contender.keep(s))
-        tensors.check(name == "evenkeel", line, gradients, expected["backward"])
+        for pass_, expected in tensors.reference(line, s).items():
+            timing.contender_calls(name, contender, line, [s], pass_, expected)
 
 
 @pytest.mark.parametrize("line", [EVERY_KIND[0], EVERY_KIND[4]], ids=label)
@@ -408,18 +523,38 @@ class FakeGroupNorm(torch.nn.GroupNorm):
 def rivals(monkeypatch):
     """The rivals' public functions and classes, in torch."""
 
+    def added(norm):
+        """With a residual it normalizes the sum before that is rounded, as most of them do."""
+
+        def function(x, weight, bias=None, residual=None, eps=1e-6, prenorm=False):
+            if residual is None:
+                return norm(x, weight, bias, eps)
+            total = x.float() + residual.float()
+            parameters = [None if v is None else v.float() for v in (weight, bias)]
+            y = norm(total, *parameters, eps).to(x.dtype)
+            return (y, total.to(residual.dtype)) if prenorm else y
+
+        return function
+
+    @added
     def layer_norm(x, weight, bias, eps):
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 
-    def rms_norm(x, weight, bias=None, eps=1e-6, in_place=True):
+    @added
+    def rms_norm(x, weight, bias, eps):
         return F.rms_norm(x, weight.shape, weight, eps)
+
+    def fused_add_rms_norm(x, residual, weight, eps, in_place=True):
+        assert not in_place
+        return rms_norm(x, weight, residual=residual, eps=eps, prenorm=True)
 
     norms = {"FusedLayerNorm": torch.nn.LayerNorm, "FusedRMSNorm": torch.nn.RMSNorm}
     fake(monkeypatch, "apex.normalization", **norms)
     fake(monkeypatch, "apex.contrib.layer_norm", FastLayerNorm=torch.nn.LayerNorm)
     fake(monkeypatch, "apex.contrib.group_norm", GroupNorm=FakeGroupNorm)
     functions = {
-        "liger_layer_norm": layer_norm,
+        "liger_layer_norm": lambda x, weight, bias, eps: layer_norm(x, weight, bias, eps=eps),
+        "liger_fused_add_rms_norm": fused_add_rms_norm,
         "liger_rms_norm": lambda x, weight, eps, in_place: rms_norm(x, weight, eps=eps),
     }
     fake(monkeypatch, "liger_kernel.transformers.functional", **functions)
@@ -431,9 +566,12 @@ def rivals(monkeypatch):
 OFFERED = {
     "apex": {"layer_norm", "rms_norm", "group_norm"},
     "apex-fast": {"layer_norm"},
-    "liger": {"layer_norm", "rms_norm"},
-    "quack": {"rms_norm"},
-    "flash-attn": {"layer_norm", "rms_norm"},
+    "liger": {"layer_norm", "rms_norm", "rms_norm f32+f32", "rms_norm bf16+bf16"},
+    "quack": {"rms_norm", "rms_norm f32+f32", "rms_norm bf16+bf16"},
+    "flash-attn": {
+        *("layer_norm", "layer_norm bf16+f32"),
+        *("rms_norm", "rms_norm f32+f32", "rms_norm bf16+bf16"),
+    },
 }
 
 
@@ -442,7 +580,7 @@ OFFERED = {
 def test_rivals_are_called_as_they_are_documented(name, monkeypatch):
     monkeypatch.setattr(contenders, "APEX_FAST_COLS", {48})
     found = set()
-    for line in EVERY_KIND:
+    for line in (*EVERY_KIND, *WITH_RESIDUAL):
         try:
             contender = contenders.MAKERS[name](line)
         except contenders.NotOfferedError:
@@ -450,11 +588,9 @@ def test_rivals_are_called_as_they_are_documented(name, monkeypatch):
         if line.mixed:  # torch, which stands in here, does not mix
             continue
         s = tensors.make_set(line, CPU)
-        expected = tensors.reference(line, s)
-        tensors.check(False, line, contender.forward(s), expected["forward"])
-        gradients = contender.backward(s, contender.keep(s))
-        tensors.check(False, line, gradients, expected["backward"])
-        found.add(line.op)
+        for pass_, expected in tensors.reference(line, s).items():
+            timing.contender_calls(name, contender, line, [s], pass_, expected)
+        found.add(f"{line.op} {line.dtype}" if line.adds else line.op)
     assert found == OFFERED[name]
 
 

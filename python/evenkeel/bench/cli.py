@@ -22,10 +22,11 @@ QUICK_SECONDS = 30  # no line is started after these
 HOST_CONTENDERS = ("evenkeel", "torch")
 
 DESCRIPTION = """evenkeel beside every other library that is installed, with the limit beside them: a copy
-(backward: an add of two tensors) of the same size in the same run. "of limit" is the limit's time / the
+(backward: a sum) that moves the bytes of the pass, in the same run. "of limit" is the limit's time / the
 library's. A result that is off against float64 is shown as "wrong", one that a library does not give as "-", with
 the reason on stderr. On a GPU a figure is the time of a call in a CUDA graph over so many sets of tensors that no
-cache holds them; on a CPU the libraries take turns."""
+cache holds them; on a CPU the libraries take turns. A dtype bf16+f32 is a norm of x + residual, x in bf16 and the
+residual in f32."""
 
 
 def positive_shape(text):
@@ -49,7 +50,7 @@ def add_arguments(parser):
     )
     parser.add_argument(
         "--dtype",
-        choices=(*lines.DTYPES, lines.MIXED),
+        choices=(*lines.DTYPES, lines.MIXED, *lines.WITH_RESIDUAL),
         help="instead of the preset's; surgery: of autocast, f32 is none",
     )
     parser.add_argument("--pass", dest="pass_", choices=(*lines.PASSES, "both"))
@@ -123,8 +124,8 @@ def changed(found, options):
 
 
 def spread(chosen):
-    """Every third line, but at least one of each norm, layout and activation."""
-    kinds = {(line.op, line.layout, line.activation): line for line in reversed(chosen)}
+    """Every third line, but at least one of each norm, layout, activation, with and without a residual."""
+    kinds = {(line.op, line.layout, line.activation, line.adds): line for line in reversed(chosen)}
     return [line for i, line in enumerate(chosen) if i % 3 == 0 or line in kinds.values()]
 
 
@@ -202,6 +203,9 @@ def check_options(parser, options):
         parser.error(f"--layout {options.layout}: only group_norm has layouts, not {options.what}")
     if options.preset and options.shape:
         parser.error("--shape stands for lines of one's own, and does not go with --preset")
+    if options.preset == lines.RESIDUAL and options.dtype not in (None, *lines.WITH_RESIDUAL):
+        words = ", ".join(lines.WITH_RESIDUAL)
+        parser.error(f"--dtype {options.dtype}: the preset {lines.RESIDUAL} takes {words}")
     if options.plot and not importlib.util.find_spec("matplotlib"):
         parser.error(
             "--plot needs matplotlib, which is not installed: pip install 'evenkeel[bench]'"
@@ -217,7 +221,7 @@ def run_norms(parser, options, shared, device):
     try:
         chosen, passes = chosen_preset(options, device)
     except ValueError as error:
-        parser.error(f"--shape: {error}")
+        parser.error(str(error))
     if not chosen:
         parser.error(f"there is no {options.what} in this preset")
     if options.pass_:

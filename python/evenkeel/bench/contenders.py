@@ -5,6 +5,7 @@ A contender is made for one line. One that cannot be made, or fails later, has "
 reason on stderr; the others go on. Names are those of the CSV files, TITLES those of tables and plots.
 """
 
+import functools
 import importlib
 
 import torch
@@ -74,11 +75,29 @@ class ThroughAutograd:
         return self.forward(s)
 
     def backward(self, s, kept):
-        return torch.autograd.grad(kept[0], s.inputs, s.dy, retain_graph=True)
+        return torch.autograd.grad(kept, s.inputs, s.gradients, retain_graph=True)
+
+
+class WithResidual(ThroughAutograd):
+    """A norm of x + residual, which gives y and the sum.
+
+    `y_alone` gives y where nothing else uses the sum. The gradient that does not arrive is then no tensor of zeros,
+    which autograd makes for most implementations of an operator with two outputs.
+    """
+
+    def __init__(self, norm, y_alone=None):
+        super().__init__(norm)
+        self.y_alone = y_alone or (lambda *inputs: norm(*inputs)[0])
+
+    def forward(self, s):
+        return self.norm(*s.inputs)
+
+    def keep(self, s):
+        return self.forward(s) if s.dsum is not None else (self.y_alone(*s.inputs),)
 
 
 def torch_norm(line):
-    """The function of x, weight (and bias) in torch's own functions."""
+    """The function of x, residual (where there is one), weight (and bias) in torch's own functions."""
     shape = (line.cols,)
     if line.is_group:
         norm = lambda x, weight, bias: F.group_norm(x, GROUPS, weight, bias, EPS)  # noqa: E731
@@ -86,7 +105,15 @@ def torch_norm(line):
         norm = lambda x, weight: F.rms_norm(x, shape, weight, EPS)  # noqa: E731
     else:
         norm = lambda x, weight, bias: F.layer_norm(x, shape, weight, bias, EPS)  # noqa: E731
-    return (lambda *inputs: F.silu(norm(*inputs))) if line.activation else norm
+    whole = (lambda *inputs: F.silu(norm(*inputs))) if line.activation else norm
+    if not line.adds:
+        return whole
+
+    def add_and_norm(x, residual, *parameters):
+        total = x + residual
+        return whole(total, *parameters).to(x.dtype), total
+
+    return add_and_norm
 
 
 class Torch(ThroughAutograd):
@@ -135,12 +162,21 @@ class Torch(ThroughAutograd):
             return self.operators[1](s.dy, x, *self.sizes, *kept[1:], *parameters, mask)
 
 
+def make_torch(line):
+    return WithResidual(torch_norm(line)) if line.adds else Torch(line)
+
+
 def make_evenkeel(line):
     # Here and not above: without it the rivals can still be measured.
     import evenkeel.torch as ek
 
     options = {"activation": line.activation} if line.activation else {}
     shape = (line.cols,)
+    if line.adds:
+        row_norm = getattr(ek, line.op)
+        return WithResidual(
+            lambda x, r, *parameters: row_norm(x, shape, *parameters, EPS, residual=r, **options)
+        )
     if line.is_group:
         norm = lambda x, weight, bias: ek.group_norm(x, GROUPS, weight, bias, EPS, **options)  # noqa: E731
     elif line.op == "rms_norm":
@@ -154,6 +190,9 @@ def make_compiled(line):
     # The outputs' graphs are kept for the replays, which donated buffers forbid.
     torch._functorch.config.donated_buffer = False
     norm = torch_norm(line)
+    if line.adds:
+        y_alone = torch.compile(lambda *inputs: norm(*inputs)[0], dynamic=False)
+        return WithResidual(torch.compile(norm, dynamic=False), y_alone)
     if not line.mixed:
         return ThroughAutograd(torch.compile(norm, dynamic=False))
 
@@ -169,10 +208,16 @@ def rows_only(line, name):
         raise NotOfferedError(f"{name} has only plain row norms")
 
 
+def no_residual(line, name):
+    if line.adds:
+        raise NotOfferedError(f"{name} adds no residual")
+
+
 def make_triton(line):
     from evenkeel.bench.triton_norm import TritonPair
 
     rows_only(line, "this pair of kernels")
+    no_residual(line, "this pair of kernels")
     return TritonPair(line)
 
 
@@ -199,6 +244,7 @@ def make_apex(line):
     import apex.normalization
 
     rows_only(line, "Apex")
+    no_residual(line, "Apex")
     # With parameters of another type Apex's result takes that type: another norm than the others compute.
     if line.mixed:
         raise NotOfferedError("Apex's result would have the weight's dtype")
@@ -210,6 +256,7 @@ def make_apex_fast(line):
     from apex.contrib.layer_norm import FastLayerNorm
 
     rows_only(line, "it")
+    no_residual(line, "it")
     if line.op != "layer_norm" or line.mixed or line.cols not in APEX_FAST_COLS:
         raise NotOfferedError(f"not for {line.label}")
     return through_module(FastLayerNorm(line.cols, EPS))
@@ -219,6 +266,11 @@ def make_liger(line):
     from liger_kernel.transformers import functional
 
     rows_only(line, "Liger")
+    if line.adds:
+        if line.op != "rms_norm" or line.residual_dtype != line.x_dtype:
+            raise NotOfferedError("Liger adds a residual before RMS norm only, in the dtype of x")
+        add_and_norm = functional.liger_fused_add_rms_norm
+        return WithResidual(lambda x, r, w: add_and_norm(x, r, w, EPS, in_place=False))
     if line.op == "layer_norm":
         return ThroughAutograd(lambda x, w, b: functional.liger_layer_norm(x, w, b, EPS))
     # In place it would overwrite dy, which the next replay reads again.
@@ -231,13 +283,26 @@ def make_quack(line):
     rows_only(line, "QuACK")
     if line.op != "rms_norm":
         raise NotOfferedError("QuACK's public layer norm has no backward pass")
-    return ThroughAutograd(lambda x, weight: quack.rmsnorm(x, weight, eps=EPS))
+    if not line.adds:
+        return ThroughAutograd(lambda x, weight: quack.rmsnorm(x, weight, eps=EPS))
+
+    def add_and_norm(x, residual, weight, prenorm=True):
+        return quack.rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=prenorm)
+
+    return WithResidual(add_and_norm, functools.partial(add_and_norm, prenorm=False))
 
 
 def make_flash_attn(line):
     from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
 
     rows_only(line, "flash-attn")
+    if line.adds:
+        norm = layer_norm_fn if line.op == "layer_norm" else rms_norm_fn
+
+        def add_and_norm(x, residual, weight, bias=None, prenorm=True):
+            return norm(x, weight, bias, residual=residual, eps=EPS, prenorm=prenorm)
+
+        return WithResidual(add_and_norm, functools.partial(add_and_norm, prenorm=False))
     if line.op == "layer_norm":
         return ThroughAutograd(lambda x, weight, bias: layer_norm_fn(x, weight, bias, eps=EPS))
     return ThroughAutograd(lambda x, weight: rms_norm_fn(x, weight, None, eps=EPS))
@@ -245,7 +310,7 @@ def make_flash_attn(line):
 
 MAKERS = {
     "evenkeel": make_evenkeel,
-    "torch": Torch,
+    "torch": make_torch,
     "compile": make_compiled,
     "triton": make_triton,
     "apex": make_apex,

@@ -1,7 +1,8 @@
 """What is measured: a Line is one norm on one shape in one dtype, a preset is a list of lines.
 
 Labels, and with them the columns of the CSV files, are made here: "layer_norm 4096x1024 bf16",
-"group_norm 8x320x64x64 nhwc silu f16".
+"group_norm 8x320x64x64 nhwc silu f16". A dtype "bf16+f32" is a norm of x + residual: x and y in bfloat16, residual and
+sum in float32, and so are weight and bias, as under autocast.
 """
 
 import dataclasses
@@ -11,11 +12,20 @@ import torch
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 MIXED = "bf16/f32w"  # x in bfloat16, weight and bias in float32
+WITH_RESIDUAL = ("f32+f32", "bf16+bf16", "bf16+f32", "f16+f16", "f16+f32")
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 LAYOUTS = ("nchw", "nhwc")
 GROUPS = 32
 EPS = 1e-5
 PASSES = {"forward": 2, "backward": 3}  # how many tensors of x's size the ceiling moves
+NO_DSUM = "backward no dsum"  # nothing but the norm uses the sum
+# With a residual: how many in x's dtype, and how many in the residual's. Where these differ, the second dx that a library
+# stores, in x's dtype, is not part of the ceiling.
+RESIDUAL_PASSES = {
+    "forward": (2, 2),  # x and y; residual and sum
+    "backward": (1, 3),  # dy; sum, dsum and dx
+    NO_DSUM: (1, 2),  # dy; sum and dx
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +44,8 @@ class Line:
             fits, wanted = len(self.shape) == 2, "rows x columns"
         if not fits or min(self.shape) < 1:
             raise ValueError(f"shape {self.sizes}: {self.op} takes {wanted}")
+        if self.is_group and self.adds:
+            raise ValueError(f"dtype {self.dtype}: {self.op} takes no residual")
 
     @property
     def sizes(self):
@@ -70,20 +82,39 @@ class Line:
         return self.dtype == MIXED
 
     @property
+    def adds(self):
+        """Whether there is a residual."""
+        return "+" in self.dtype
+
+    @property
     def x_dtype(self):
-        return DTYPES[self.dtype.split("/")[0]]
+        return DTYPES[self.dtype.replace("+", "/").split("/")[0]]
+
+    @property
+    def residual_dtype(self):
+        return DTYPES[self.dtype.split("+")[1]]
 
     @property
     def weight_dtype(self):
+        if self.adds:
+            return self.residual_dtype
         return torch.float32 if self.mixed else self.x_dtype
 
     @property
     def x_bytes(self):
         return math.prod(self.shape) * self.x_dtype.itemsize
 
+    def moved_bytes(self, pass_):
+        """What the ceiling moves."""
+        if not self.adds:
+            return PASSES[pass_] * self.x_bytes
+        as_x, as_residual = RESIDUAL_PASSES[pass_]
+        residual_bytes = math.prod(self.shape) * self.residual_dtype.itemsize
+        return as_x * self.x_bytes + as_residual * residual_bytes
+
     def gb_per_s(self, pass_, microseconds):
         """As if the pass moved what its ceiling moves; Triton's tutorial counts in the same way."""
-        return PASSES[pass_] * self.x_bytes / microseconds / 1e3
+        return self.moved_bytes(pass_) / microseconds / 1e3
 
 
 def parse_shape(text):
@@ -115,6 +146,10 @@ class Preset:
 
 
 HOST = "host"
+RESIDUAL = "residual"
+RESIDUAL_SHAPES = (
+    "4096x1024 4096x4096 16384x4096 4096x8192 25216x768 131072x512 8192x5120 4096x3001"
+)
 TUTORIAL = "triton-tutorial"
 PRESETS = {
     TUTORIAL: Preset(
@@ -157,8 +192,22 @@ PRESETS = {
             *rows("layer_norm", "bf16", "4096x1024"),
             *rows("rms_norm", "f32", "4096x1024"),
             *rows("rms_norm", "bf16", "4096x1024"),
+            *rows("layer_norm", "f32+f32", "4096x1024"),
+            *rows("layer_norm", "bf16+f32", "4096x1024"),
+            *rows("rms_norm", "f32+f32", "4096x1024"),
+            *rows("rms_norm", "bf16+bf16", "4096x1024"),
             *images("f32", "2x320x64x64", "nchw nhwc nhwc+silu"),
         ),
+    ),
+    RESIDUAL: Preset(
+        "norms of x + residual, with and without a gradient that arrives at the sum",
+        (
+            *rows("rms_norm", "bf16+bf16", RESIDUAL_SHAPES),
+            *rows("layer_norm", "bf16+f32", RESIDUAL_SHAPES),
+            *rows("layer_norm", "f32+f32", "4096x1024 4096x4096"),
+            *rows("rms_norm", "f32+f32", "4096x1024 4096x4096"),
+        ),
+        tuple(RESIDUAL_PASSES),
     ),
     HOST: Preset(
         "what one eager call of a small norm costs its caller",

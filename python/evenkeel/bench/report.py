@@ -106,7 +106,7 @@ class Report:
     def print_table(self):
         """A row for every contender, with a bar as long as its share of the limit."""
         limited = any(result.ceiling for result in self.results)
-        limit = "of limit: the time of a copy (backward: an add of two tensors) / the time"
+        limit = "of limit: the time of a copy (backward: a sum) that moves the bytes of the pass / the time"
         self.print_title(
             limit if limited else "microseconds of one eager call, as its caller sees them"
         )

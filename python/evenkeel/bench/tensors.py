@@ -9,24 +9,34 @@ import typing
 import torch
 import torch.nn.functional as F
 
-from evenkeel.bench.lines import EPS, GROUPS
+from evenkeel.bench.lines import EPS, GROUPS, NO_DSUM
 
 TOTAL_BYTES = 600_000_000  # beyond the caches of any GPU
 MIN_SETS, MAX_SETS = 2, 256
 REFERENCE_ELEMENTS = 1 << 24  # at a time: float64 and its gradients take ten times the memory
 
 # Of the norm of the error / the norm of the result. The rivals' limit only catches nonsense: partial
-# sums in bfloat16, as the Triton design has them, may be off by some percent.
+# sums in bfloat16, as the Triton design has them, may be off by some percent, and some normalize x + residual
+# before it is rounded.
 HALF_TOLERANCE, FLOAT_TOLERANCE, RIVAL_TOLERANCE = 1e-2, 1e-4, 1e-1
 
 
 class Set(typing.NamedTuple):
-    inputs: tuple  # x, weight and, except for RMS norm, bias
+    x: torch.Tensor
+    parameters: tuple  # weight and, except for RMS norm, bias
     dy: torch.Tensor
+    residual: torch.Tensor | None = None
+    dsum: torch.Tensor | None = None  # what arrives at the sum of x and residual
 
     @property
-    def x(self):
-        return self.inputs[0]
+    def inputs(self):
+        residual = () if self.residual is None else (self.residual,)
+        return (self.x, *residual, *self.parameters)
+
+    @property
+    def gradients(self):
+        """What arrives at the outputs."""
+        return (self.dy,) if self.dsum is None else (self.dy, self.dsum)
 
 
 def make_set(line, device):
@@ -40,7 +50,14 @@ def make_set(line, device):
         torch.randn(line.parameters, dtype=line.weight_dtype, device=device)
         for _ in range(1 if line.op == "rms_norm" else 2)
     ]
-    return Set(tuple(v.requires_grad_() for v in (x, *parameters)), dy)
+    residual = dsum = None
+    if line.adds:
+        kind["dtype"] = line.residual_dtype
+        residual, dsum = (torch.randn(line.shape, **kind) for _ in range(2))
+    s = Set(x, tuple(parameters), dy, residual, dsum)
+    for leaf in s.inputs:
+        leaf.requires_grad_()
+    return s
 
 
 def make_sets(line, device, total_bytes=TOTAL_BYTES):
@@ -64,23 +81,33 @@ def formula(line, x, weight, *bias):
 
 
 def reference(line, s):
-    """{pass: results} from float64, by autograd through the formula, some rows or samples at a time.
+    """{pass: {output: result}} from float64, by autograd through the formula, some rows or samples at a time.
 
     Stored in float32, which is far closer than any tolerance.
     """
-    parameters = [v.detach().double().requires_grad_() for v in s.inputs[1:]]
+    normalized = s.x.detach()
+    if line.adds:
+        normalized = normalized + s.residual.detach()
+    parameters = [v.detach().double().requires_grad_() for v in s.parameters]
     count = max(1, REFERENCE_ELEMENTS // math.prod(line.shape[1:]))
     ys, dxs, sums = [], [], [torch.zeros_like(v) for v in parameters]
-    for x, dy in zip(s.x.detach().split(count), s.dy.split(count), strict=True):
+    for x, dy in zip(normalized.split(count), s.dy.split(count), strict=True):
         x = x.double().requires_grad_()
         y = formula(line, x, *parameters)
         dx, *parts = torch.autograd.grad(y, (x, *parameters), dy.double())
         ys.append(y.detach().float())
         dxs.append(dx.float())
         sums = [total + part for total, part in zip(sums, parts, strict=True)]
+    y, dx = torch.cat(ys), torch.cat(dxs)
+    names = ("dweight", "dbias")[: len(sums)]
+    of_parameters = {name: total.float() for name, total in zip(names, sums, strict=True)}
+    if not line.adds:
+        return {"forward": {"y": y}, "backward": {"dx": dx} | of_parameters}
+    total = dx + s.dsum.float()
     return {
-        "forward": (torch.cat(ys),),
-        "backward": (torch.cat(dxs), *(total.float() for total in sums)),
+        "forward": {"y": y, "sum": normalized.float()},
+        "backward": {"dx": total, "dresidual": total} | of_parameters,
+        NO_DSUM: {"dx": dx, "dresidual": dx} | of_parameters,
     }
 
 
@@ -89,12 +116,16 @@ class WrongResultError(Exception):
 
 
 def check(ours, line, results, expected):
-    """Raises a WrongResultError for the first result that is too far from the expected one."""
+    """Raises a WrongResultError for the first result that is too far from the expected one.
+
+    `expected` is {output: result} in the order of the results, which may go on behind it.
+    """
     tolerance = FLOAT_TOLERANCE if line.x_dtype.itemsize >= 4 else HALF_TOLERANCE
     if not ours:
         tolerance = RIVAL_TOLERANCE
-    what = ("y",) if len(expected) == 1 else ("dx", "dweight", "dbias")
-    for part, result, wanted in zip(what, results, expected, strict=False):
+    if len(results) < len(expected):
+        raise WrongResultError(f"there is no {list(expected)[len(results)]}")
+    for (part, wanted), result in zip(expected.items(), results, strict=False):
         if result.shape != wanted.shape:
             raise WrongResultError(f"{part} has shape {tuple(result.shape)}")
         error = ((result.detach().float() - wanted).norm() / wanted.norm()).item()

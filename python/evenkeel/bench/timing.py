@@ -6,6 +6,9 @@ graphs of all contenders take turns: a chip that gets warm slows all of them. An
 places: where an output lies in memory makes up to 2 % of the time.
 CPU: one set, freed pages stay with the process, the contenders take turns (measure.py).
 The ceiling is taken the same way on tensors of the same size: a copy for forward, x + dy for backward.
+With a residual it is one kernel that reads and writes as many tensors as the pass has to, all of one size, and
+together as many bytes (lines.RESIDUAL_PASSES): forward, 2 read and 2 written, a copy of half of the bytes; backward, 3
+read and 1 written, a + b * c; without dsum, 2 read and 1 written, a + b.
 All inputs require gradients, so forward is that of a training step.
 """
 
@@ -18,6 +21,7 @@ import torch
 
 from evenkeel.bench import command, measure, tensors
 from evenkeel.bench.contenders import MAKERS, NotOfferedError, missing
+from evenkeel.bench.lines import NO_DSUM
 
 CEILING = "limit"
 WRONG, NO_FIGURE = "wrong", "-"
@@ -111,23 +115,38 @@ def times_in_rounds(prepared, effort, fail):
     return {name: statistics.median(seconds) * 1e6 for name, seconds in found.items()}
 
 
-def ceiling_calls(sets, pass_):
-    pairs = [(s.x.detach(), s.dy) for s in sets]
-    if pairs[0][0].device.type == "cuda":
-        if pass_ == "forward":
-            return [functools.partial(torch.clone, x) for x, _ in pairs]
-        return [functools.partial(torch.add, x, dy) for x, dy in pairs]
+# With a residual: what the ceiling's kernel reads, beside the one tensor that it writes.
+CEILING_OPERANDS = {"forward": 1, "backward": 3, NO_DSUM: 2}
+
+
+def ceiling_operands(line, s, pass_):
+    """What the ceiling's kernel reads. Allocated one by one, so that all are aligned."""
+    if not line.adds:
+        return (s.x.detach(),) if pass_ == "forward" else (s.x.detach(), s.dy)
+    count = CEILING_OPERANDS[pass_]
+    size = line.moved_bytes(pass_) // ((count + 1) * line.x_dtype.itemsize)
+    kind = {"dtype": line.x_dtype, "device": s.x.device}
+    return tuple(torch.randn(size, **kind) for _ in range(count))
+
+
+def ceiling_calls(line, sets, pass_):
+    found = [ceiling_operands(line, s, pass_) for s in sets]
+    kernel = (torch.clone, torch.add, torch.addcmul)[len(found[0]) - 1]
+    if sets[0].x.is_cuda:
+        return [functools.partial(kernel, *operands) for operands in found]
     # torch's sums of half types are bound by arithmetic on a CPU; those of integers are not.
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pairs[0][0].element_size()]
-    pairs = [(x.view(integers), dy.view(integers)) for x, dy in pairs]
-    out = torch.empty_like(pairs[0][0])
-    if pass_ == "forward":
-        return [functools.partial(out.copy_, x) for x, _ in pairs]
-    return [functools.partial(torch.add, x, dy, out=out) for x, dy in pairs]
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[line.x_dtype.itemsize]
+    found = [[v.view(integers) for v in operands] for operands in found]
+    out = torch.empty_like(found[0][0])
+    if kernel is torch.clone:
+        return [functools.partial(out.copy_, x) for (x,) in found]
+    return [functools.partial(kernel, *operands, out=out) for operands in found]
 
 
 def contender_calls(name, contender, line, sets, pass_, expected):
     """The calls of a contender, after a look at the first one's result."""
+    if pass_ == NO_DSUM:
+        sets = [s._replace(dsum=None) for s in sets]
     if pass_ == "forward":
         calls = [functools.partial(contender.forward, s) for s in sets]
     else:
@@ -158,7 +177,7 @@ def measure_line(line, passes, names, device, effort):
     contenders = make_contenders(line, names, device, never.__setitem__)
     for pass_ in passes:
         failures = dict(never)
-        prepared = {CEILING: functools.partial(ceiling_calls, sets, pass_)}
+        prepared = {CEILING: functools.partial(ceiling_calls, line, sets, pass_)}
         for name, contender in contenders.items():
             prepared[name] = functools.partial(
                 contender_calls, name, contender, line, sets, pass_, expected[pass_]
@@ -206,7 +225,7 @@ def host_time(call, device, calls):
 
 
 def forward_backward(norm, s):
-    return torch.autograd.grad(norm(*s.inputs), s.inputs, s.dy)
+    return torch.autograd.grad(norm(*s.inputs), s.inputs, s.gradients)
 
 
 HOST_PASSES = {
