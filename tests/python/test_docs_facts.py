@@ -249,6 +249,12 @@ def test_figures_without_a_file_are_refused(docs, part, message):
         docs.made_again(part, "odd.md")
 
 
+def test_parts_that_are_not_measured_yet_stay_empty(docs):
+    for name in ("residual", "tensorflow cuda"):
+        part = f"<!-- {name}: begin (x) -->\n<!-- {name}: end -->"
+        assert docs.made_again(part, "new.md") == part
+
+
 def test_each_device_has_its_part_of_the_tensorflow_guide(docs, tmp_path):
     """A rival that could not be measured, say XLA without its compiler, leaves a dash."""
     report = docs.tensorflow_report
