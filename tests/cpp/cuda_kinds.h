@@ -22,10 +22,10 @@ struct Kind {
 
   int x_size() const { return static_cast<int>(size_of(x)); }
   int other_size() const { return static_cast<int>(size_of(other)); }
-  // Elements in a load: 16 bytes of the smaller type.
+  // What an aligned row's length is a multiple of: 16 bytes of the smaller type.
   int vector() const { return aligned ? 16 / std::min(x_size(), other_size()) : 1; }
   // Whether its dtypes have kernels.
-  bool typed() const { return aligned || x == other; }
+  bool typed() const { return aligned || x_size() >= other_size(); }
 };
 
 inline std::vector<Kind> all_kinds() {

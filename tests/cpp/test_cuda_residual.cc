@@ -81,9 +81,7 @@ TEST(CudaResidual, IsAddedInTheKernelThatNormalizesTheSum) {
     EXPECT_EQ(plan.residual, plan.added_first == nullptr);
     EXPECT_EQ(plan.workspace, 0);
     EXPECT_LE(plan.shared, device.shared_bytes);
-    const bool typed = cols % 8 == 0 || branch == stream;
-    // Every row that its norm holds, in a row group whose types have kernels.
-    EXPECT_EQ(plan.residual, typed && !alone.tile.multi_pass());
+    EXPECT_EQ(plan.residual, !alone.tile.multi_pass());  // every row that its norm holds
     if (!plan.residual) return;
     ++joined;
     const auto x_size = static_cast<int>(size_of(stream)),
@@ -151,9 +149,7 @@ TEST(CudaResidual, BackwardHasRoomForDsum) {
     change(call);
     const Plan plan = make_plan(call, device);
     EXPECT_TRUE(plan.residual);
-    const bool typed = cols % 8 == 0 || branch == stream;
-    EXPECT_EQ(plan.runtime_dtype == nullptr, typed && !plan.tile.multi_pass())
-        << plan.runtime_dtype;
+    EXPECT_EQ(plan.runtime_dtype == nullptr, !plan.tile.multi_pass()) << plan.runtime_dtype;
     if (plan.runtime_dtype) return;
     ++resident;
     const auto x_size = static_cast<int>(size_of(stream)),

@@ -137,16 +137,16 @@ struct Access {
   static __device__ Raw load_partial(const DeviceVector& vector, int64_t index, int count) {
     return load_partial(vector.data + index * static_cast<int64_t>(sizeof(T)), count);
   }
-  // The same from shared memory, for 16 bytes that rarely are aligned. May read all of both words that
-  // they are a part of.
+  // The same from shared memory, for up to 16 bytes that rarely are aligned. May read all of the words of
+  // 16 bytes that they are a part of.
   static __device__ Raw load_unaligned_shared(const char* at, int count = W) {
-    static_assert(kBytes == 16);
+    static_assert(kBytes <= 16);
     if (count < W) return load_elements(at, count);
     const int offset = static_cast<int>(__cvta_generic_to_shared(at)) % 16;
-    const Word* word = reinterpret_cast<const Word*>(at - offset);
-    Raw raw;
-    reinterpret_cast<Word&>(raw) = offset == 0 ? word[0] : extract(word[0], word[1], offset);
-    return raw;
+    const uint4* word = reinterpret_cast<const uint4*>(at - offset);
+    const bool two = kBytes == 16 || offset + kBytes > 16;
+    const uint4 bytes = offset == 0 ? word[0] : extract(word[0], word[two ? 1 : 0], offset);
+    return reinterpret_cast<const Raw&>(bytes);
   }
   static __device__ Raw load_if(bool valid, const DeviceTensor& tensor, int64_t index) {
     return load_if(valid, tensor.data + index * static_cast<int64_t>(sizeof(T)));

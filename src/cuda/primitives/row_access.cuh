@@ -116,4 +116,25 @@ __device__ inline void write_row(const Cursor<T>& row, int cols, const char* fro
   }
 }
 
+// The same with a conversion from S.
+template <typename S, typename T>
+__device__ inline void write_converted_row(const Cursor<T>& row, int cols, const char* from,
+                                           int thread, int threads) {
+  constexpr int kSize = sizeof(T), W = 16 / kSize;
+  const S* const values = reinterpret_cast<const S*>(from);
+  for (int at = thread * W - row.offset16() / kSize; at < cols; at += threads * W) {
+    float vector[W];
+#pragma unroll
+    for (int k = 0; k < W; ++k) vector[k] = to_float(values[min(max(at + k, 0), cols - 1)]);
+    if (at >= 0 && at + W <= cols) {
+      Access<T, W, float>::store(row.at + at * kSize, vector);
+    } else {
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        if (at + k >= 0 && at + k < cols) convert(vector[k], reinterpret_cast<T*>(row.at)[at + k]);
+      }
+    }
+  }
+}
+
 }  // namespace evenkeel::cuda

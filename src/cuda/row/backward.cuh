@@ -12,7 +12,7 @@
 
 namespace evenkeel::cuda {
 
-// An unaligned row has D equal to X, and its last vector may be cut off. Its dx goes through the slot of x,
+// The last vector of an unaligned row may be cut off. Its dx goes through the slot of x,
 // so that it is written 16 bytes at a time, unless x is read once more meanwhile.
 template <typename X, typename D, int kIndex>
 __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(), 1)

@@ -2,6 +2,8 @@
 // wait in the ring behind those of dy. And the second dx, which has the dtype of dy.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/row/backward_load.cuh"
 
 namespace evenkeel::cuda {
@@ -101,7 +103,7 @@ requires(kPolicy.residual) struct Dsum<X, D, kPolicy, Rows> {
   }
 
   // One vector of the second dx, `column` columns behind the cursor; or a row out of its slot, where it is
-  // aligned and has the dtype of both.
+  // aligned and rounded to X, which is the dtype of both or float32.
   __device__ void store_second(int column, const float (&dx)[W]) const {
     if (a.second_dx.data == nullptr) return;
     char* const to = second_at.at + column * static_cast<int>(sizeof(D));
@@ -113,8 +115,13 @@ requires(kPolicy.residual) struct Dsum<X, D, kPolicy, Rows> {
   }
   template <typename Group>
   __device__ void write_second(const BackwardRow& row, const char* slot, const Group& group) const {
-    if (row.mine && a.second_dx.data != nullptr)
+    if (!row.mine || a.second_dx.data == nullptr) return;
+    if constexpr (std::is_same_v<X, D>) {
       write_row(second_at, rows.cols, slot, group.thread(), group.size());
+    } else {
+      static_assert(std::is_same_v<X, float>);
+      write_converted_row<X>(second_at, rows.cols, slot, group.thread(), group.size());
+    }
   }
 };
 

@@ -75,15 +75,17 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
     }
   }
   typename In::Raw early[kEarly == 0 ? 1 : kEarly];
-  if constexpr (kEarly > 0) {
+  const auto load_early_weights = [&] {
     const char* const weights = formula.weight.data + at.first * kSize;
 #pragma unroll
     for (int v = 0; v < kEarly; ++v)
       early[v] = In::load_if(at.inside(v), weights + v * at.step * kSize);
-  }
+  };
   if constexpr (kResidual) {
     load.finish(group, fragment, slot, raw);
+    load_early_weights();  // before it there were no registers for them
   } else {
+    load_early_weights();
     // A thread of an aligned row waits for its own copies only: no other thread reads them.
     if constexpr (kPolicy.through_shared()) wait_for_copies(0);
     if constexpr (!kAligned) {

@@ -71,8 +71,8 @@ constexpr ForwardPolicy forward_policy(const ForwardSplit& split, int x_size, in
           .residual = residual};
 }
 
-// Of x and y with such elements. A mix of sizes has general kernels for aligned rows without further
-// terms only; so do unaligned rows. The multi-pass kernels take every term.
+// Of x and y with such elements. A mix of sizes and unaligned rows have general kernels without further terms
+// only, unaligned rows of a mix where x is the larger one. The multi-pass kernels take every term.
 //
 // With a residual, x_size is that of the sum. The same list, but for the multi-pass kernels, so that a sum is
 // normalized in the same order of operations, with the same bits, whether it was added before or in the kernel.
@@ -91,9 +91,9 @@ constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
   };
   const auto add_resident = [&] {
     add_general(true, kNoTerms);
+    if (x_size == y_size) add_general(true, kAllTerms);
+    if (x_size >= y_size) add_general(false, kNoTerms);
     if (x_size != y_size) return;
-    add_general(true, kAllTerms);
-    add_general(false, kNoTerms);
     if (x_size == 2) {
       add_all(kForwardHalfRms, true, kNoTerms, Specialization::kRms);
       add_all(kForwardHalfLayer, true, kNoTerms, Specialization::kLayer);
@@ -105,7 +105,7 @@ constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
   add_resident();
   const ForwardSplit multi_pass{Scope::kBlock, kWarp, 0};
   list.add(forward_policy(multi_pass, x_size, y_size, true, kAllTerms));
-  if (x_size == y_size) list.add(forward_policy(multi_pass, x_size, y_size, false, kAllTerms));
+  if (x_size >= y_size) list.add(forward_policy(multi_pass, x_size, y_size, false, kAllTerms));
   residual = true;
   if (x_size >= y_size) add_resident();
   return list;
@@ -188,9 +188,9 @@ constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) 
   };
   const auto add_resident = [&] {
     add_all(kBackwardGeneral, true, kOffsetOnly);
+    if (x_size == dy_size) add_all(kBackwardGeneral, true, kAllTerms);
+    if (x_size >= dy_size) add_all(kBackwardGeneral, false, kOffsetOnly);
     if (x_size != dy_size) return;
-    add_all(kBackwardGeneral, true, kAllTerms);
-    add_all(kBackwardGeneral, false, kOffsetOnly);
     for (const Specialization s : {Specialization::kRms, Specialization::kLayer}) {
       add_all(kBackwardOneWarp, true, kOffsetOnly, s);
       if (x_size == 2) add_all(kBackwardHalfSpecialized, true, kOffsetOnly, s);
@@ -199,7 +199,7 @@ constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) 
   add_resident();
   const BackwardSplit multi_pass{Scope::kBlock, kWarp, 0};
   list.add(backward_policy(multi_pass, x_size, dy_size, true, kAllTerms));
-  if (x_size == dy_size) list.add(backward_policy(multi_pass, x_size, dy_size, false, kAllTerms));
+  if (x_size >= dy_size) list.add(backward_policy(multi_pass, x_size, dy_size, false, kAllTerms));
   residual = true;
   if (x_size >= dy_size) add_resident();
   return list;

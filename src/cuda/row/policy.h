@@ -55,7 +55,7 @@ inline constexpr int kForwardParameterBytes = 64;
 
 // Shared memory of a row group's part of a row: none, unless it is copied there
 // (ForwardPolicy::through_shared). threads: of the row group in one block.
-// Beside an unaligned x, which has y's size then, lies the residual.
+// Beside an unaligned x, which is no larger than the sum, lies the residual.
 constexpr int forward_slot_bytes(Scope scope, int threads, int elements, int64_t part_cols,
                                  int x_size, bool aligned, bool residual) {
   if (scope != Scope::kCluster && aligned) return 0;
@@ -90,8 +90,9 @@ struct ForwardPolicy {
   constexpr bool is_layer() const { return specialization == Specialization::kLayer; }
   constexpr bool is_specialized() const { return specialization != Specialization::kNone; }
 
-  // Elements of a vector: 16 bytes of the smaller type.
-  constexpr int vector() const { return 16 / (x_size < y_size ? x_size : y_size); }
+  // Elements of a vector: 16 bytes of x. Of a smaller y a warp still stores whole sectors, which half of a
+  // wider vector of float32 would not be.
+  constexpr int vector() const { return 16 / x_size; }
   constexpr int vectors() const { return elements / vector(); }
   constexpr int bytes() const { return elements * x_size; }
 
@@ -152,7 +153,9 @@ struct ForwardPolicy {
   // Threads that an SM shall hold at least, which leaves 40 to 80 registers for each.
   // Beside a residual each thread needs more, and has twice the bytes in flight.
   constexpr int resident_threads() const {
-    if (residual) return scope == Scope::kWarp ? 768 : 1024;
+    if (residual && scope == Scope::kWarp && !is_specialized() && (x_size == 2 || !aligned))
+      return 768;
+    if (residual) return 1024;
     if (!aligned) return 1024;
     if (is_specialized() && scope == Scope::kBlock && bytes() < 64) return 1536;
     if (is_rms() && scope == Scope::kBlock) return wide_block ? 1152 : 1024;
@@ -203,7 +206,9 @@ struct BackwardPolicy {
   // Rows are known to fill their row groups, then, and to have one stride.
   constexpr bool is_specialized() const { return specialization != Specialization::kNone; }
 
-  constexpr int vector() const { return 16 / (x_size < dy_size ? x_size : dy_size); }
+  // Elements of a vector: 16 bytes of the smaller type; of unaligned rows, 16 bytes of x at most are put
+  // together at once.
+  constexpr int vector() const { return 16 / (aligned && dy_size < x_size ? dy_size : x_size); }
   constexpr int vectors() const { return elements / vector(); }
   constexpr bool contiguous() const { return true; }  // the columns of a warp
   constexpr int groups_per_warp() const { return lanes < kWarp ? kWarp / lanes : 1; }

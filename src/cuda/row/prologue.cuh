@@ -16,8 +16,8 @@ class AddResidual {
   using Fragment = typename Tile::Fragment;
   static constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors(), kSize = sizeof(X);
   static constexpr bool kAligned = kPolicy.aligned, kEvictFirst = kPolicy.evict_first();
-  // Vectors that are loaded at once: 64 bytes of the residual, for which there are registers beside x.
-  static constexpr int kMost = 64 / (W * kSize) < 1 ? 1 : 64 / (W * kSize);
+  // Vectors that are loaded at once: as many bytes of the residual as there are registers for beside the row.
+  static constexpr int kMost = (kPolicy.bytes() > 64 ? 32 : 64) / (W * kSize);
   static constexpr int kBatch = kVectors < kMost ? kVectors : kMost;
   static_assert(!kAligned || kVectors % kBatch == 0);
 
