@@ -14,13 +14,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# Each program tells how it was called, and fails if the text of FAIL is in that.
+CASES = ROOT / "tests" / "cases" / "gpu_tiers.txt"
+
+# Each program tells how it was called, shows the file that it was called with, if any, and fails if the text of
+# FAIL is in the call.
 STAND_IN = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$(basename "$0") $*" in
   *name*) echo "NVIDIA Test GPU" ;;
   *driver_version*) echo "1.2.3" ;;
 esac
+for last; do :; done
+[ ! -f "$last" ] || cat "$last"
 [ -z "$FAIL" ] || case "$(basename "$0") $*" in *"$FAIL"*) exit 1 ;; esac
 """
 
@@ -28,8 +33,10 @@ esac
 @pytest.fixture
 def tree(tmp_path):
     """A source tree with scripts/gpu and stand-ins."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "gpu", tmp_path / "scripts")
+    for path in (ROOT / "scripts" / "gpu", CASES):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True)
+        shutil.copy(path, copy)
     programs = ["build/gpu/evenkeel-bench"]
     programs += [f"bin/{name}" for name in ("nvidia-smi", "python3", "compute-sanitizer", "cmake")]
     for name in programs:
@@ -105,6 +112,15 @@ def test_a_part_that_fails_is_named(tree, command, fail, part):
     failed = [line.split("FAILED")[0].strip() for line in summary if "FAILED" in line]
     assert failed == [part]
     assert gpu(tree, command)[0].returncode == 0
+
+
+def test_the_sanitizers_share_the_cases(tree):
+    done, calls = gpu(tree, "sanitize", JOBS="3")
+    assert done.returncode == 0, done.stderr
+    assert calls.count("compute-sanitizer --tool racecheck") == 3
+    cases = [line for line in CASES.read_text().splitlines() if line and not line.startswith("#")]
+    seen = [line for line in done.stdout.splitlines() if line in cases]
+    assert sorted(seen) == sorted(4 * cases)
 
 
 def test_figures_have_their_files(tree):
