@@ -1,6 +1,6 @@
 // x, dy, weight and statistics on their way to the gradient: a thread's vectors of a row, read from a slot of the
-// ring, [x | dy], or with a residual [x | dy | dsum] (dsum.cuh). The parts refer to the kernel's variables, as those of the forward kernel do
-// (forward_tile.cuh).
+// ring, [x | dy], or with a residual [x | dy | dsum] (dsum.cuh). The parts refer to the kernel's variables, as
+// those of the forward kernel do (forward_tile.cuh).
 #pragma once
 
 #include "cuda/primitives/ring.cuh"
@@ -76,19 +76,73 @@ struct StatisticsFetch {
   }
 };
 
+// Where the unaligned row whose turn it is lies in its slot.
+template <typename X, typename D, BackwardPolicy kPolicy>
+struct UnalignedRows {
+  const BackwardArguments& a;
+  Cursor<X>& x_at;
+  Cursor<D>& dy_at;
+
+  __device__ void locate(BackwardRow& row) const {
+    row.x_offset = x_at.offset16();
+    row.dy_offset = dy_at.offset16();
+    x_at.move(a.x_step, row.wraps);
+    dy_at.move(a.dy_step, row.wraps);
+  }
+};
+
+// The thread's weights: in registers, or, of rows with many elements, in shared memory.
+template <typename X, typename D, BackwardPolicy kPolicy>
+struct BackwardWeights {
+  static constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors();
+  static constexpr bool kInRegisters = kPolicy.weight_in_registers();
+  static constexpr int kHeld = kInRegisters ? kVectors : 1;
+
+  float values[kHeld][W];
+  SharedVectors<W> shared;
+
+  // They are loaded while `meanwhile` runs, if there are registers for that.
+  template <typename Own, typename Meanwhile>
+  __device__ void load(const Formula& formula, const Own& own, const Meanwhile& meanwhile) {
+    const auto& rows = own.rows;
+    if constexpr (kInRegisters) {
+      WeightLoad<X, D, kPolicy.aligned, kVectors, W> load;
+      load.issue(formula, rows.part, own.first, own.step, rows.cols);
+      meanwhile();
+      load.get(formula, values);
+    } else {
+      meanwhile();
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        WeightLoad<X, D, kPolicy.aligned, 1, W> load;
+        load.issue(formula, rows.part, own.first + v * own.step, 0, rows.cols);
+        float weight[1][W];
+        load.get(formula, weight);
+        shared.put(v, weight[0]);
+      }
+    }
+  }
+  __device__ void get(int v, float (&weight)[W]) const {
+    if constexpr (kInRegisters) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) weight[k] = values[v][k];
+    } else {
+      shared.get(v, weight);
+    }
+  }
+};
+
 // The thread's vectors of a row: in registers, or read from the slot for every use.
 template <typename X, typename D, BackwardPolicy kPolicy, typename Rows>
 struct BackwardTile {
   static constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors();
   static constexpr bool kAligned = kPolicy.aligned;
   static constexpr bool kInRegisters = kPolicy.row_in_registers();
-  static constexpr bool kWeightInRegisters = kPolicy.weight_in_registers();
   using In = Access<X, W, float>;
   using InDy = Access<D, W, float>;
   using Element = Gradient<X, W, float>;
   using XRaw = typename In::Raw[kInRegisters ? kVectors : 1];
   using DyRaw = typename InDy::Raw[kInRegisters ? kVectors : 1];
-  using Weight = float[kWeightInRegisters ? kVectors : 1][W];
 
   const BackwardArguments& a;
   const Rows& rows;
@@ -100,8 +154,7 @@ struct BackwardTile {
   const SharedFragment<W * sizeof(D)>& dy_fragment;
   XRaw& x_raw;
   DyRaw& dy_raw;
-  Weight& weight;
-  const SharedVectors<W>& weights;
+  const BackwardWeights<X, D, kPolicy>& weights;
 
   // Vector v, to registers `to`.
   __device__ void load(const BackwardRow& row, int v, int to) const {
@@ -118,6 +171,10 @@ struct BackwardTile {
       dy_raw[to] = InDy::load_unaligned_shared(dy + at * static_cast<int>(sizeof(D)), count);
     }
   }
+  __device__ void load_all(const BackwardRow& row) const {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) load(row, v, v);
+  }
   // Calls body(gradient of the epilogue, v) for each vector.
   template <typename Body>
   __device__ void each(const BackwardRow& row, Body body) const {
@@ -127,12 +184,7 @@ struct BackwardTile {
       float x[W], dy[W], w[W];
       In::unpack(x_raw[kInRegisters ? v : 0], x);
       InDy::unpack(dy_raw[kInRegisters ? v : 0], dy);
-      if constexpr (kWeightInRegisters) {
-#pragma unroll
-        for (int k = 0; k < W; ++k) w[k] = weight[v][k];
-      } else {
-        weights.get(v, w);
-      }
+      weights.get(v, w);
       const int64_t at = rows.part + min(first + v * step, rows.cols - W);
       body(Element::template of<kPolicy.terms>(a, at, x, dy, w, row.mean, row.rstd), v);
     }

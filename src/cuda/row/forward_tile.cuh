@@ -49,6 +49,25 @@ struct ForwardPosition {
   }
 };
 
+// Rows of a row group take turns with those of the warp's other row groups. Lanes without a row do what those of
+// the last row do, but store nothing.
+template <ForwardPolicy kPolicy, typename Group>
+__device__ inline ForwardPosition<kPolicy> find_position(const ForwardArguments& a,
+                                                         const Group& group) {
+  constexpr bool kCluster = kPolicy.scope == Scope::kCluster;
+  constexpr int kRows = kPolicy.rows, kApart = kPolicy.groups_per_warp();
+  using Own = Columns<kPolicy>;
+  const int part = kCluster ? group.block() * a.part_cols : 0;
+  auto end = static_cast<int>(a.cols);
+  if constexpr (kCluster) end = min(end, part + a.part_cols);
+  const int own = Own::first(group.thread()), first = part + own, step = Own::step(group.size());
+  int64_t row = static_cast<int64_t>(group.cluster_index()) * (kPolicy.row_groups() * kRows) +
+                group.index() + group.index() / kApart * (kApart * (kRows - 1));
+  const bool stores = kCluster || kRows > 1 || row < a.rows;
+  if constexpr (!kCluster && kRows == 1) row = min(row, a.rows - 1);
+  return {part, end, own, first, step, row, stores};
+}
+
 template <typename X, ForwardPolicy kPolicy>
 struct ForwardTile {
   static constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors(), kSize = sizeof(X);

@@ -1,5 +1,6 @@
 // How x comes into a forward tile: straight into registers, into shared memory to stay there (clusters), or,
-// unaligned, through shared memory into registers. issue() starts the loads; the kernel waits for them.
+// unaligned, through shared memory into registers. issue() starts the loads, finish() waits for what went to
+// shared memory.
 #pragma once
 
 #include "cuda/primitives/row_access.cuh"
@@ -34,7 +35,18 @@ class Loader {
     }
   }
 
-  const Cursor<X> row;
+  template <typename Group>
+  __device__ void finish(const Group& group, const Fragment&, const char* slot, Raw& raw) const {
+    // A thread of an aligned row waits for its own copies only: no other thread reads them.
+    if constexpr (kPolicy.through_shared()) wait_for_copies(0);
+    if constexpr (!kPolicy.aligned) {
+      group.sync();
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+        raw[v] = In::load_unaligned_shared(slot + row.offset16() + (at.own + v * at.step) * kSize,
+                                           at.valid(v));
+    }
+  }
 
  private:
   __device__ void issue_to_shared(const Fragment& fragment) const {
@@ -65,8 +77,27 @@ class Loader {
     }
   }
 
+  const Cursor<X> row;
   const ForwardArguments& a;
   const Position& at;
 };
+
+// One thread of a block prefetches the rows of a later block into L2. With a residual, x has the dtype of y.
+template <typename X, typename Y, ForwardPolicy kPolicy, typename Group>
+__device__ inline void prefetch_later_rows(const ForwardArguments& a, const Group& group,
+                                           const ForwardPosition<kPolicy>& at) {
+  if (kPolicy.evict_first() || threadIdx.x != 0 || a.prefetch_bytes == 0) return;
+  constexpr int kBlockRows = kPolicy.row_groups() * kPolicy.rows;
+  constexpr int kSize = sizeof(X), kXSize = kPolicy.residual ? sizeof(Y) : kSize;
+  const int64_t row = static_cast<int64_t>(group.cluster_index()) * kBlockRows;
+  const int cols = kPolicy.scope == Scope::kWarp ? kBlockRows * at.end : at.end - at.part;
+  prefetch_range(a.x.data + (row * a.x.row_stride + at.part) * kXSize + a.prefetch_bytes,
+                 cols * kXSize, a.x.end);
+  if constexpr (kPolicy.residual) {
+    const int64_t offset = (row * a.residual.row_stride + at.part) * kSize;
+    prefetch_range(a.residual.data + offset + a.residual_prefetch_bytes, cols * kSize,
+                   a.residual.end);
+  }
+}
 
 }  // namespace evenkeel::cuda

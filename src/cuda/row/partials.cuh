@@ -10,7 +10,7 @@
 namespace evenkeel::cuda {
 
 // Adds the gradient of one vector to the sums of its row, and to those of its columns.
-template <typename Element, BackwardPolicy kPolicy>
+template <BackwardPolicy kPolicy>
 struct GradientAccumulator {
   static constexpr int W = kPolicy.vector(), kElements = kPolicy.elements, kSums = kPolicy.sums();
   static constexpr bool kMayCenter = !kPolicy.is_rms();
@@ -19,6 +19,7 @@ struct GradientAccumulator {
   float (&dweight)[kElements];
   float (&dbias)[kElements];
 
+  template <typename Element>
   __device__ void operator()(const Element& e, int v) const {
     float gradient[2] = {}, product[2] = {};
 #pragma unroll

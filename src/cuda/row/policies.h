@@ -5,6 +5,8 @@
 // A general kernel takes any row that its row group can hold; a specialized one takes less for less time.
 #pragma once
 
+#include <initializer_list>
+
 #include "cuda/primitives/policy_list.h"
 #include "cuda/row/policy.h"
 

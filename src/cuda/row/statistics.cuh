@@ -39,12 +39,21 @@ __device__ inline C sum_of_squares(const C (&x)[W]) {
   return square[0] + square[1];
 }
 
-// Sums of squares of the tile's rows, and, of layer norm, the row's mean. Tile values are relative to `center`,
-// the mean of the warp's part; `shift` leads from there to values relative to the row's mean.
+// Of the tile's rows. Tile values are relative to `center`, the mean of the warp's part; `shift` leads from
+// there to values relative to the row's mean.
+template <ForwardPolicy kPolicy>
+struct Moments {
+  float center = 0, mean = 0, shift = 0;
+  float squares[kPolicy.rows] = {};  // sums of squares of centered values
+  float variance = 0;                // of the first row
+  float rstd[kPolicy.rows];
+};
+
+// Sums of squares, and, of layer norm, the row's mean.
 template <typename X, ForwardPolicy kPolicy, typename Group>
-__device__ inline void find_moments(const Formula& formula, Group& group,
-                                    const ForwardTile<X, kPolicy>& tile, float& center, float& mean,
-                                    float& shift, float (&squares)[kPolicy.rows]) {
+__device__ inline void find_sums(const Formula& formula, Group& group,
+                                 const ForwardTile<X, kPolicy>& tile, Moments<kPolicy>& m) {
+  auto& [center, mean, shift, squares, variance, rstd] = m;
   constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors();
   constexpr bool kLayer = kPolicy.is_layer(), kFull = kPolicy.full(),
                  kOnce = kPolicy.unpacks_once();
@@ -89,6 +98,63 @@ __device__ inline void find_moments(const Formula& formula, Group& group,
     sum_squares();
   }
   if constexpr (!kOnce) In::discard_unpacked(tile.raw);
+}
+
+// A third pass where the mean is large beside the deviation. Other rows of the warp take part, but their
+// bits do not change.
+template <typename X, ForwardPolicy kPolicy, typename Group>
+__device__ inline void correct_mean(const Formula& formula, Group& group,
+                                    const ForwardTile<X, kPolicy>& tile, Moments<kPolicy>& m) {
+  constexpr int W = kPolicy.vector();
+  const bool correct = needs_correction(m.mean, m.variance);
+  if (kPolicy.is_rms() ||
+      !(kPolicy.scope == Scope::kWarp ? __any_sync(0xffffffff, correct) : correct))
+    return;
+  float sums[2] = {};
+#pragma unroll
+  for (int v = 0; v < kPolicy.vectors(); ++v) {
+    float z[W];
+    tile.values(v, m.center, z);
+#pragma unroll
+    for (int k = 0; k < W; ++k) z[k] = k < tile.at.valid(v) ? z[k] + m.shift : 0;
+    sums[0] += sum_of(z);
+    sums[1] += sum_of_squares(z);
+  }
+  group.sum(sums);
+  const float rest = correct ? sums[0] * static_cast<float>(formula.inv_n) : 0;
+  // Never negative; NaN stays.
+  if (correct)
+    m.variance = fmaxf(sums[1] * static_cast<float>(formula.inv_n) - rest * rest, sums[1] * 0);
+  m.mean += rest;
+  m.shift -= rest;
+  if constexpr (!kPolicy.unpacks_once()) Access<X, W, float>::discard_unpacked(tile.raw);
+}
+
+template <typename X, ForwardPolicy kPolicy, typename Group>
+__device__ inline Moments<kPolicy> find_moments(const Formula& formula, Group& group,
+                                                const ForwardTile<X, kPolicy>& tile) {
+  Moments<kPolicy> m;
+  find_sums(formula, group, tile, m);
+  m.variance = m.squares[0] * static_cast<float>(formula.inv_n);
+  correct_mean(formula, group, tile, m);
+#pragma unroll
+  for (int r = 0; r < kPolicy.rows; ++r) {
+    const float variance = r > 0 ? m.squares[r] * static_cast<float>(formula.inv_n) : m.variance;
+    m.rstd[r] = reciprocal_root(variance + static_cast<float>(formula.eps));
+  }
+  return m;
+}
+
+template <ForwardPolicy kPolicy>
+__device__ inline void store_moments(const ForwardArguments& a, const ForwardPosition<kPolicy>& at,
+                                     const Moments<kPolicy>& m) {
+  if (at.first != 0 || !at.stores) return;
+  if (!kPolicy.is_rms() && a.mean != nullptr) reinterpret_cast<float*>(a.mean)[at.row] = m.mean;
+  if (a.rstd != nullptr) {
+#pragma unroll
+    for (int r = 0; r < kPolicy.rows; ++r)
+      reinterpret_cast<float*>(a.rstd)[at.row + r * kPolicy.groups_per_warp()] = m.rstd[r];
+  }
 }
 
 }  // namespace evenkeel::cuda
