@@ -6,6 +6,8 @@ precision outputs carry at least their own rounding. Each library's backward pas
 statistics of its own forward pass. Two figures per output: the largest error and the root of the
 mean squared error, both relative to the exact result's largest value. reports.py makes the tables.
 
+A dtype such as bf16+f32 is a norm of x + residual, with the sum and a gradient that arrives at it.
+
     python benchmarks/accuracy.py --csv benchmarks/results/accuracy-<machine>-<date>.csv
 """
 
@@ -43,8 +45,8 @@ OUTPUTS = ("y", "dx", "dweight", "dbias")
 
 
 def exact(problem, t):
-    """y and the gradients in float64, in the memory format of x."""
-    x, dy = (_units(problem, v.double()) for v in (t.x, t.dy))
+    """y, the gradients and the sum in float64, in the memory format of x."""
+    x, dy = (_units(problem, v.double()) for v in (t.normalized, t.dy))
     weight, bias = (_per_unit(problem, v.double()) for v in (t.weight, t.bias))
     rms = problem.op == "rms_norm"
     mean = 0 if rms else x.mean(1, keepdim=True)
@@ -60,6 +62,9 @@ def exact(problem, t):
     }
     if not rms:
         result["dbias"] = _fold(problem, dy)
+    if t.adds:
+        result["dx"] += t.dsum
+        result["sum"] = t.x.double() + t.residual
     return result
 
 
@@ -104,9 +109,11 @@ def outputs_of_evenkeel(library, threads, backend):
 
 
 def outputs_of_onednn(library):
+    add = cpu_contenders.onednn_add(library)
+
     def run(problem, t):
-        cpu_contenders.onednn(library, problem, t, False)()
-        cpu_contenders.onednn(library, problem, t, True)()
+        cpu_contenders.onednn(library, problem, t, False, add)()
+        cpu_contenders.onednn(library, problem, t, True, add)()
         return [t.y, t.dx, t.dweight, t.dbias]
 
     return run
@@ -122,13 +129,18 @@ def outputs_of_torch(weight_as_x):
 
 def figures(libraries, dtype, mean):
     """The lines of the CSV file for one dtype and mean, problem by problem."""
-    names = [name for name in libraries if dtype != "f32" or name != "torch, f32 weight"]
-    for problem in PROBLEMS:
+    f32_weight = dtype.endswith("f32")  # as what is normalized
+    names = [name for name in libraries if not f32_weight or name != "torch, f32 weight"]
+    for problem in (problem for problem in PROBLEMS if problem.has(dtype)):
         reference = exact(problem, problems.Tensors(problem, dtype, mean))
         errors = {}
         for name in names:
             tensors = problems.Tensors(problem, dtype, mean)
+            if tensors.adds:
+                tensors.sum.zero_()  # it is for the library to make
             computed = dict(zip(OUTPUTS, libraries[name](problem, tensors), strict=False))
+            if tensors.adds:
+                computed["sum"] = tensors.sum
             for output, truth in reference.items():
                 errors[output, name] = error(problem, computed[output], truth)
         label = " ".join(filter(None, [problem.op, str(problem), problem.layout]))
@@ -156,7 +168,9 @@ def arguments():
     parser.add_argument("--backend", help="evenkeel's backend (default: its best)")
     parser.add_argument("--without", choices=["evenkeel", "onednn"], action="append", default=[])
     parser.add_argument(
-        "--dtypes", type=command.choices(["f32", "bf16", "f16"]), default=["f32", "bf16"]
+        "--dtypes",
+        type=command.choices(["f32", "bf16", "f16", *problems.WITH_RESIDUAL]),
+        default=["f32", "bf16"],
     )
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -196,7 +210,7 @@ def main():
     }
     print(where["versions"])
     for dtype in options.dtypes:
-        for mean in MEANS[dtype]:
+        for mean in MEANS[dtype.split("+")[0]]:
             for row in figures(libraries, dtype, mean):
                 shown = ("problem", "dtype", "mean", "output", "library")
                 label = " ".join(row[column] for column in shown)

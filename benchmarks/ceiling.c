@@ -1,12 +1,12 @@
 /* The ceiling of a norm's speed: a copy of one tensor (forward), or the sum of two into a third
- * (backward).
+ * (backward). With a residual, one pass that reads two tensors and writes two (forward), or sums three
+ * into a fourth (backward); x, y and dy may be half as wide as the others.
  *
  * Ordinary stores only: memcpy of this size would switch to non-temporal ones, so these are plain
  * loops, compiled with -fno-tree-loop-distribute-patterns to keep them loops. The sum is one of
- * 32-bit integers, whatever the type: it moves the same bytes and never meets a denormal. The work
- * is cut into shares that the calling thread and threads - 1 helpers take one by one, so that
- * nobody waits for a helper that has yet to wake up; helpers spin for about a millisecond before
- * they sleep. */
+ * integers, whatever the type: it moves the same bytes and never meets a denormal. The work is cut
+ * into shares that the calling thread and threads - 1 helpers take one by one, so that nobody waits
+ * for a helper that has yet to wake up; helpers spin for about a millisecond before they sleep. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -15,13 +15,18 @@
 
 enum { kSpins = 20000, kWordsPerLine = 16, kSharesPerThread = 8, kLeastShareWords = 8192 };
 
-static struct {
-  const uint32_t* a;
-  const uint32_t* b; /* NULL: copy */
-  uint32_t* out;
+/* What one run does, on so many words of 32 bits: out = a; a + b where there is a b; a + b + c where
+ * there is a c. With `sum`: sum = a + b, and out is a copy of it. `half`: a has as many words of 16
+ * bits, and so has out beside a sum. Mirrored by cpu_contenders.py. */
+typedef struct {
+  const void *a, *b, *c;
+  void *out, *sum;
   size_t words;
-  size_t step; /* words of a share */
-} job;
+  int half;
+} Pass;
+
+static Pass job;
+static size_t step;             /* words of a share */
 static _Atomic uint64_t claims; /* generation << 32 | shares that nobody has taken yet */
 static atomic_uint unfinished;
 static atomic_uint generation;
@@ -38,21 +43,48 @@ static void add(uint32_t* restrict out, const uint32_t* restrict a, const uint32
   for (size_t i = 0; i < words; ++i) out[i] = a[i] + b[i];
 }
 
+#define WITH_RESIDUAL(name, Word)                                                      \
+  static void sum_and_copy_##name(Word* restrict out, uint32_t* restrict sum,          \
+                                  const Word* restrict a, const uint32_t* restrict b,  \
+                                  size_t words) {                                      \
+    for (size_t i = 0; i < words; ++i) out[i] = (Word)(sum[i] = a[i] + b[i]);          \
+  }                                                                                    \
+  static void add_three_##name(uint32_t* restrict out, const Word* restrict a,         \
+                               const uint32_t* restrict b, const uint32_t* restrict c, \
+                               size_t words) {                                         \
+    for (size_t i = 0; i < words; ++i) out[i] = a[i] + b[i] + c[i];                    \
+  }
+WITH_RESIDUAL(words, uint32_t)
+WITH_RESIDUAL(halves, uint16_t)
+
+static void run_share(size_t begin, size_t words) {
+  const uint32_t *a = job.a, *b = job.b, *c = job.c;
+  const uint16_t* half_a = job.a;
+  uint32_t *out = job.out, *sum = job.sum;
+  uint16_t* half_out = job.out;
+  if (sum && job.half) {
+    sum_and_copy_halves(half_out + begin, sum + begin, half_a + begin, b + begin, words);
+  } else if (sum) {
+    sum_and_copy_words(out + begin, sum + begin, a + begin, b + begin, words);
+  } else if (c && job.half) {
+    add_three_halves(out + begin, half_a + begin, b + begin, c + begin, words);
+  } else if (c) {
+    add_three_words(out + begin, a + begin, b + begin, c + begin, words);
+  } else if (b) {
+    add(out + begin, a + begin, b + begin, words);
+  } else {
+    copy(out + begin, a + begin, words);
+  }
+}
+
 static int claim_and_run(void) {
   uint64_t claim = atomic_load(&claims);
   do {
     if ((uint32_t)claim == 0) return 0;
   } while (!atomic_compare_exchange_weak(&claims, &claim, claim - 1));
   /* The job cannot end before this share has, so it stays as it is. */
-  const size_t begin = ((uint32_t)claim - 1) * job.step;
-  if (begin < job.words) {
-    const size_t words = job.words - begin < job.step ? job.words - begin : job.step;
-    if (job.b) {
-      add(job.out + begin, job.a + begin, job.b + begin, words);
-    } else {
-      copy(job.out + begin, job.a + begin, words);
-    }
-  }
+  const size_t begin = ((uint32_t)claim - 1) * step;
+  if (begin < job.words) run_share(begin, job.words - begin < step ? job.words - begin : step);
   atomic_fetch_sub(&unfinished, 1);
   return 1;
 }
@@ -86,17 +118,12 @@ int ceiling_start(int threads) {
   return 0;
 }
 
-/* out = a, or a + b where there is a b. */
-void ceiling_run(uint32_t* out, const uint32_t* a, const uint32_t* b, size_t words) {
-  size_t shares = words / kLeastShareWords;
+void ceiling_run(const Pass* pass) {
+  size_t shares = pass->words / kLeastShareWords;
   if (shares > thread_count * kSharesPerThread) shares = thread_count * kSharesPerThread;
   if (shares < 1) shares = 1;
-  const size_t step = (words / shares / kWordsPerLine + 1) * kWordsPerLine;
-  job.a = a;
-  job.b = b;
-  job.out = out;
-  job.words = words;
-  job.step = step;
+  job = *pass;
+  step = (pass->words / shares / kWordsPerLine + 1) * kWordsPerLine;
   atomic_store(&unfinished, (unsigned)shares);
   atomic_store(&claims, (uint64_t)(atomic_load(&generation) + 1) << 32 | shares);
   pthread_mutex_lock(&mutex);

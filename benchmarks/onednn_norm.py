@@ -1,4 +1,4 @@
-"""oneDNN's norms, called through the shim in onednn_shim.cc.
+"""oneDNN's norms and its addition, called through the shim in onednn_shim.cc.
 
 The `onednn` wheel has only the shared library, built for SYCL: it finds its processor through the
 OpenCL runtime in the same environment, and schedules on TBB. `environment()` holds the variables
@@ -21,7 +21,7 @@ class Request(ctypes.Structure):
     """Mirrors NormRequest."""
 
     _fields_ = (
-        [(name, ctypes.c_int32) for name in ("op", "nhwc", "dtype", "backward")]
+        [(name, ctypes.c_int32) for name in ("op", "nhwc", "dtype", "y_dtype", "backward")]
         + [
             (name, ctypes.c_int64)
             for name in ("rows", "cols", "samples", "channels", "height", "width", "groups")
@@ -29,6 +29,16 @@ class Request(ctypes.Structure):
         + [("eps", ctypes.c_float)]
         + [(name, ctypes.c_void_p) for name in ("x", "y", "scale", "shift", "mean", "variance")]
         + [(name, ctypes.c_void_p) for name in ("dy", "dx", "dscale", "dshift")]
+    )
+
+
+class AddRequest(ctypes.Structure):
+    """Mirrors its namesake."""
+
+    _fields_ = (
+        [(name, ctypes.c_int64) for name in ("rows", "cols")]
+        + [(name, ctypes.c_int32) for name in ("a_dtype", "b_dtype", "out_dtype")]
+        + [(name, ctypes.c_void_p) for name in ("a", "b", "out")]
     )
 
 
@@ -47,8 +57,9 @@ class OneDnn:
         flags = ["-std=c++17", "-O2", f"-I{PREFIX / 'include'}", f"-L{PREFIX / 'lib'}"]
         link = ["-l:libdnnl.so.3", "-Wl,--allow-shlib-undefined"]
         self.library = native.load("onednn_shim.cc", flags, link)
-        self.library.onednn_create.restype = ctypes.c_void_p
-        self.library.onednn_create.argtypes = [ctypes.POINTER(Request)]
+        for name, request in (("onednn_create", Request), ("onednn_create_add", AddRequest)):
+            getattr(self.library, name).restype = ctypes.c_void_p
+            getattr(self.library, name).argtypes = [ctypes.POINTER(request)]
         self.library.onednn_execute.argtypes = [ctypes.c_void_p]
         for name in ("onednn_last_error", "onednn_last_name", "onednn_version"):
             getattr(self.library, name).restype = ctypes.c_char_p
@@ -56,14 +67,20 @@ class OneDnn:
 
     def prepare(self, request):
         """A callable that runs the primitive once, and the name of the implementation oneDNN chose."""
-        handle = self.library.onednn_create(ctypes.byref(request))
+        call = self._call(self.library.onednn_create(ctypes.byref(request)))
+        return call, self.library.onednn_last_name().decode()
+
+    def prepare_add(self, request):
+        """A callable that adds once."""
+        return self._call(self.library.onednn_create_add(ctypes.byref(request)))
+
+    def _call(self, handle):
         if not handle:
             raise RuntimeError(self.library.onednn_last_error().decode())
-        name = self.library.onednn_last_name().decode()
         execute = self.library.onednn_execute
 
         def call():
             if execute(handle):
                 raise RuntimeError(self.library.onednn_last_error().decode())
 
-        return call, name
+        return call

@@ -6,6 +6,9 @@ many threads as it sees processors. Inputs and outputs are allocated once for al
 copy, for backward an add of two tensors, ordinary stores, the same threads) runs in the same
 rounds. "of limit" is the ceiling's time / the contender's.
 
+With --residual, the row norms among them, of x + residual: forward stores y and the sum, backward adds
+the gradient that arrives at the sum to dx. The ceiling is one pass over the same bytes.
+
     python benchmarks/rivals.py --threads 1,2 --csv benchmarks/results/rivals.csv
 """
 
@@ -49,7 +52,17 @@ def arguments():
         help="thread counts, each in a process of its own (default: 1,2)",
     )
     parser.add_argument(
-        "--dtypes", type=command.choices(list(problems.DTYPES)), default=["f32", "bf16"]
+        "--dtypes",
+        type=command.choices([*problems.DTYPES, *problems.WITH_RESIDUAL]),
+        default=["f32", "bf16"],
+        help="of x, or x+residual (default: f32,bf16)",
+    )
+    parser.add_argument(
+        "--residual",
+        dest="dtypes",
+        action="store_const",
+        const=list(problems.WITH_RESIDUAL),
+        help=f"the same as --dtypes {','.join(problems.WITH_RESIDUAL)}",
     )
     parser.add_argument(
         "--passes", type=command.choices(["forward", "backward"]), default=["forward", "backward"]
@@ -153,7 +166,7 @@ def work(options):
     rows = []
     fine = True
     for problem in problems.read(options.cases):
-        for dtype in options.dtypes:
+        for dtype in filter(problem.has, options.dtypes):
             labels = {
                 name: " ".join(
                     filter(None, [problem.op, str(problem), problem.layout, dtype, name])
