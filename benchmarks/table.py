@@ -3,7 +3,8 @@
 
 For every problem and pass: the share of the limit that evenkeel and the best rival reach, and the lead (the best
 rival's time / evenkeel's); for training steps, their time and memory. Rewrites what lies between the markers;
-nothing in the tables is typed by hand.
+nothing in the tables is typed by hand. A file belongs to the table whose name its own begins with:
+cpu-residual-<machine>-<date>.csv to "cpu residual".
 
     python benchmarks/table.py benchmarks/results/<file>.csv
 """
@@ -14,7 +15,6 @@ import sys
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
 RIVALS = ("torch", "onednn")
-COLUMNS = [(dtype, pass_) for dtype in ("f32", "bf16") for pass_ in ("forward", "backward")]
 
 
 def read(path):
@@ -47,18 +47,19 @@ def cell_text(contenders):
 
 def markdown(path):
     table, rows = read(path)
+    columns = list(dict.fromkeys((row["dtype"], row["pass"]) for row in rows))
     lines = [
         f"From `{path.name}`: {rows[0]['cpu']}, {rows[0]['versions']}, commit {rows[0]['commit']}."
     ]
     for threads, problems in sorted(table.items(), reverse=True):
-        heads = " | ".join(f"{dtype} {pass_}" for dtype, pass_ in COLUMNS)
+        heads = " | ".join(f"{dtype} {pass_}" for dtype, pass_ in columns)
         lines += ["", f"### {threads} thread{'s' if threads > 1 else ''}", ""]
         lines += [
             f"| of limit: evenkeel / best rival (lead) | {heads} |",
-            "|---" * (len(COLUMNS) + 1) + "|",
+            "|---" * (len(columns) + 1) + "|",
         ]
         for problem, cells in problems.items():
-            texts = " | ".join(cell_text(cells.get(column, {})) for column in COLUMNS)
+            texts = " | ".join(cell_text(cells.get(column, {})) for column in columns)
             lines.append(f"| {problem} | {texts} |")
         found = [
             cell
@@ -177,15 +178,22 @@ TABLES = {
     "tutorial": tutorial_markdown,
     "training": training_markdown,
     "cpu": markdown,
+    "cpu residual": markdown,
 }
+
+
+def table_of(path):
+    """The name of the table that a CSV file is for, or None."""
+    found = (name for name in TABLES if path.name.startswith(name.replace(" ", "-") + "-"))
+    return max(found, key=len, default=None)
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     path = pathlib.Path(sys.argv[1])
-    name = path.name.partition("-")[0]
-    if name not in TABLES:
+    name = table_of(path)
+    if name is None:
         sys.exit(f"table.py: the name of {path} must begin with one of: {', '.join(TABLES)}")
     table = TABLES[name]
     begin, end = f"<!-- {name}: begin (benchmarks/table.py) -->", f"<!-- {name}: end -->"

@@ -250,7 +250,7 @@ def test_figures_without_a_file_are_refused(docs, part, message):
 
 
 def test_parts_that_are_not_measured_yet_stay_empty(docs):
-    for name in ("residual", "tensorflow cuda"):
+    for name in ("residual", "cpu residual", "tensorflow cuda"):
         part = f"<!-- {name}: begin (x) -->\n<!-- {name}: end -->"
         assert docs.made_again(part, "new.md") == part
 

@@ -1,4 +1,4 @@
-"""benchmarks/rivals.py on small shapes: what its contenders compute, and what its limit moves.
+"""benchmarks/rivals.py on small shapes: what its contenders compute, what its limit moves, and the tables that come of it.
 
 oneDNN is in the rivals' environment alone; there benchmarks/accuracy.py compares it in the same way.
 """
@@ -19,6 +19,7 @@ import accuracy
 import cpu_contenders
 import problems
 import rivals
+import table
 
 LIBRARY = _native.find("libevenkeel.so")
 THREADS = 2
@@ -132,3 +133,41 @@ def test_plain_norms_stay_the_default(measured):
     rows = read(measured("cpu-test.csv"))
     assert {row["dtype"] for row in rows} == {"f32", "bf16"}
     assert {row["op"] for row in rows} == {"layer_norm", "rms_norm", "group_norm"}
+
+
+def test_table_of_residuals(measured, monkeypatch, tmp_path):
+    path = measured("cpu-residual-test-2026-01-01.csv", "--residual")
+    document = tmp_path / "performance.md"
+    document.write_text(table.DOCUMENT.read_text())
+    before = document.read_text()
+    monkeypatch.setattr(table, "DOCUMENT", document)
+    monkeypatch.setattr(sys, "argv", ["table.py", str(path)])
+    table.main()
+    begin, end = "<!-- cpu residual: begin (benchmarks/table.py) -->\n", "<!-- cpu residual: end"
+    head, rest = document.read_text().split(begin)
+    part, tail = rest.split(end)
+    assert (head, tail) == (before.split(begin)[0], before.split(end)[1])
+    assert part.startswith(f"From `{path.name}`: ")
+    heads = [
+        f"{dtype} {pass_}" for dtype in problems.WITH_RESIDUAL for pass_ in ("forward", "backward")
+    ]
+    assert " | ".join(heads) in part
+    lines = [line.split(" | ") for line in part.splitlines() if "_norm" in line]
+    assert [line[0] for line in lines] == [
+        f"| {norm}" for norm in ("layer_norm 8x64", "layer_norm 12x64", "rms_norm 8x64")
+    ]
+    assert all(len(line) == 7 and "-" not in line[1:] for line in lines)
+    assert "of 18 lines" in part
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("cpu-amd-2026-11-16.csv", "cpu"),
+        ("cpu-residual-amd-2026-11-18.csv", "cpu residual"),
+        ("residual-h200-2026-11-18.csv", "residual"),
+        ("odd-2026-11-18.csv", None),
+    ],
+)
+def test_files_find_their_table(file, name):
+    assert table.table_of(pathlib.Path(file)) == name
