@@ -1,4 +1,4 @@
-# The TensorFlow that is installed for a Python, found by its path as cmake/Torch.cmake finds torch.
+# The TensorFlow that is installed for a Python, found by its path as bindings/torch finds torch.
 #
 # That Python is EVENKEEL_TENSORFLOW_PYTHON; where it is empty, the one of .venv-tensorflow, or else
 # Python3 (for a wheel always Python3, which the wheel is for).

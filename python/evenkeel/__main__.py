@@ -1,4 +1,4 @@
-"""The commands of the package: `python -m evenkeel info`, `bench` and `check`."""
+"""The commands of the package: `python -m evenkeel info`, `build`, `bench` and `check`, or `evenkeel info`."""
 
 import argparse
 import importlib
@@ -8,11 +8,12 @@ import platform
 import sys
 
 import evenkeel
-from evenkeel import _native
+from evenkeel import _binding, _native
 from evenkeel.bench import command
 
-# Commands that need more than evenkeel itself: what they are for, where they live.
+# Commands in modules of their own: what they are for, where they live.
 EXTRAS = {
+    "build": ("the operators for the torch that is installed, with g++", "evenkeel.build"),
     "bench": ("speed, beside every other library that is installed", "evenkeel.bench.cli"),
     "check": ("results of this build on this machine against float64", "evenkeel.check.cli"),
 }
@@ -29,10 +30,9 @@ def installed(name):
 def operators(framework):
     """What there is to say about evenkeel.<framework>."""
     try:
-        importlib.import_module(f"evenkeel.{framework}._load")
+        return f"ready: {importlib.import_module(f'evenkeel.{framework}._load').PATH}"
     except ImportError as error:
         return f"not available: {error}"
-    return f"ready, built against {framework} {_native.built_for(framework)}"
 
 
 def info():
@@ -63,7 +63,7 @@ def print_info(options):
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="python -m evenkeel", description=evenkeel.__doc__)
+    parser = argparse.ArgumentParser(prog="evenkeel", description=evenkeel.__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
     about = "backends, instruction sets, versions, what is built"
     commands.add_parser("info", help=about).set_defaults(run=print_info)
@@ -76,10 +76,8 @@ def main(arguments=None):
         except ModuleNotFoundError as error:
             remedy = "pip install 'evenkeel[bench]'"
             if error.name == "torch":
-                remedy = f"install it, then build evenkeel again, {_native.REBUILD}"
-            sys.exit(
-                f"python -m evenkeel {name} needs {error.name}, which is not installed: {remedy}"
-            )
+                remedy = f"install it; then, if need be: {_binding.BUILD}"
+            sys.exit(f"evenkeel {name} needs {error.name}, which is not installed: {remedy}")
     options = parser.parse_args(arguments)
     return options.run(options)
 

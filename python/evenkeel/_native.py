@@ -7,16 +7,11 @@ one for what was built. EVENKEEL_LIBRARY_PATH names other folders, say a build f
 import ctypes
 import functools
 import importlib
-import importlib.machinery
 import importlib.util
 import os
 import pathlib
 
 import evenkeel
-
-REBUILD = (
-    "pip install --no-build-isolation --force-reinstall --no-deps evenkeel (or . in its source)"
-)
 
 
 def folders():
@@ -74,50 +69,24 @@ def cpu_targets():
     return _names(core().ek_cpu_target_name)
 
 
-def load_extension(name):
-    """Imports the compiled module evenkeel.<name>; None where it was not built."""
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = find(name + suffix)
-        if path is not None:
-            spec = importlib.util.spec_from_file_location(f"evenkeel.{name}", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
-    return None
-
-
-def built_for(framework):
-    """The version of a framework that the operators for it were built against, or None."""
-    path = find(f"{framework}_version.txt")
-    return path.read_text().strip() if path else None
+def load_extension(name, path):
+    """Imports the compiled module evenkeel.<name> from a file."""
+    spec = importlib.util.spec_from_file_location(f"evenkeel.{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def minor(version):
-    return version.split("+")[0].split(".")[:2]
+    """2.13.0+cpu is of 2.13."""
+    return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def require(framework, title):
-    """The module of a framework, once it is the one that evenkeel's operators were built against.
-
-    They use its C++ interface, which changes from one minor version to the next: with another one,
-    loading would end in an unresolved symbol, or worse.
-    """
+def framework(name, title, remedy):
+    """The module of a framework, or an ImportError with what to do."""
     try:
-        module = importlib.import_module(framework)
+        return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"evenkeel.{framework} needs {title}, which is not installed. "
-            f"Install it, then build evenkeel again: {REBUILD}"
+            f"evenkeel.{name} needs {title}, which is not installed. {remedy}"
         ) from error
-    built = built_for(framework)
-    if built is None:
-        raise ImportError(
-            f"This evenkeel was built without {title}, so it has no operators for it. "
-            f"Build it again, now that {framework} {module.__version__} is there: {REBUILD}"
-        )
-    if minor(built) != minor(module.__version__):
-        raise ImportError(
-            f"evenkeel's operators were built against {framework} {built}, but {framework} "
-            f"{module.__version__} is installed. Build evenkeel again: {REBUILD}"
-        )
-    return module

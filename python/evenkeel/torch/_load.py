@@ -1,6 +1,6 @@
-"""Loads the compiled operators, or says plainly why it cannot: _native.py checks torch's version."""
+"""Loads the compiled operators, or says plainly why it cannot: see _binding.py."""
 
-from evenkeel import _native
+from evenkeel import _binding
 
-_native.require("torch", "PyTorch")
-extension = _native.load_extension("_torch")
+extension = _binding.load()
+PATH = extension.__file__
