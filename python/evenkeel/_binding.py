@@ -67,8 +67,8 @@ def load():
     if path is None:
         there = [file.name for folder in _native.folders() for file in folder.glob("_torch-*.so")]
         raise ImportError(
-            f"evenkeel has no operators for torch {torch.__version__} and this Python "
-            f"({file_name(torch.__version__)}; there are: {', '.join(sorted(there)) or 'none'}). "
+            f"evenkeel has no operators for torch {torch.__version__} and this Python, "
+            f"{file_name(torch.__version__)}, but {', '.join(sorted(there)) or 'none at all'}. "
             f"To make them, with g++ and in less than a minute, run: {BUILD}"
         )
     _native.core()  # which the operators find by its name in the process, wherever they lie

@@ -62,6 +62,8 @@ def test_build(folder):
     assert built.returncode == 0, built.stderr
     path = re.search(r"^ready in \d+ s: (.+)$", built.stdout, re.M).group(1)
     assert path == str(_binding.find(torch.__version__))
+    # OpenMP is torch's own.
+    assert b"libgomp" not in _binding.find(torch.__version__).read_bytes()
     # Where the library itself is: nothing of its path is written into the operators.
     works = run("-c", WORKS)
     assert works.returncode == 0, works.stderr

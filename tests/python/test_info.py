@@ -55,5 +55,5 @@ def test_another_torch_is_named_with_the_remedy(tmp_path):
         "__version__ = '2.9.1+cu128'", tmp_path, XDG_CACHE_HOME=str(tmp_path)
     )
     assert error.startswith("ImportError: evenkeel has no operators for torch 2.9.1+cu128")
-    assert f"there are: _torch-{_native.minor(importlib.metadata.version('torch'))}.cpy" in error
+    assert f"but _torch-{_native.minor(importlib.metadata.version('torch'))}.cpy" in error
     assert error.endswith("run: python -m evenkeel build")
