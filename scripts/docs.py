@@ -1,8 +1,9 @@
-"""Rewrites the tables of figures in docs/ from committed CSV files: everything between the markers.
+"""Rewrites what scripts have made of README.md and docs/: everything between the markers.
 
-A part of a document begins with "From `<file>.csv`", and that file under benchmarks/results is what
-it is made of again. Another file takes its place by the script that the part's marker names. With
---check nothing is written, and the exit status says whether something would change.
+A part with figures begins with "From `<file>.csv`", and that file under benchmarks/results is what
+it is made of again. Another file takes its place by the script that the part's marker names. The parts
+whose names begin with "api" are made from the code. With --check nothing is written, and the exit status
+says whether something would change.
 
     .venv/bin/python scripts/docs.py
 """
@@ -12,16 +13,17 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+for folder in ("benchmarks", "python", "scripts"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / folder))
 
+import api
 import reports
 import table
 import tensorflow_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PART = re.compile(r"(<!-- ([\w ]+): begin \((.+?)\) -->\n)(.*?)(<!-- \2: end -->)", re.S)
+PART = re.compile(r"(<!-- ([\w+. ]+): begin \((.+?)\) -->\n)(.*?)(<!-- \2: end -->)", re.S)
 SOURCE = re.compile(r"From `([^`/]+\.csv)`")
 # What models do is found out by running them, not measured: there is no file of figures.
 ELSEWHERE = {"surgery"}
@@ -46,6 +48,7 @@ MAKERS = {
     "tensorflow": tensorflow,
     "tensorflow cuda": tensorflow,
 }
+FROM_CODE = {f"api {name}": make for name, make in api.TABLES.items()}
 
 
 def made_again(text, document):
@@ -55,6 +58,8 @@ def made_again(text, document):
         begin, name, _, old, end = part.groups()
         if name in ELSEWHERE:
             return part.group()
+        if name in FROM_CODE:
+            return f"{begin}{FROM_CODE[name]()}\n{end}"
         if name not in MAKERS:
             raise ValueError(f"{document}: '{name}' is none of {', '.join(MAKERS)}")
         if not old:  # not measured yet
@@ -77,7 +82,7 @@ def main():
     )
     check = parser.parse_args().check
     stale = 0
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         name = path.relative_to(ROOT)
         try:
             text = made_again(path.read_text(), name)

@@ -221,7 +221,7 @@ EK_API ek_status ek_forward_workspace(const ek_problem*, const ek_forward_args*,
                                       const ek_execution*, size_t* bytes);
 EK_API ek_status ek_backward_workspace(const ek_problem*, const ek_backward_args*,
                                        const ek_execution*, size_t* bytes);
-
+/* Checks the call, picks the backend and runs it. */
 EK_API ek_status ek_forward(const ek_problem*, const ek_forward_args*, const ek_execution*);
 EK_API ek_status ek_backward(const ek_problem*, const ek_backward_args*, const ek_execution*);
 
@@ -253,7 +253,7 @@ EK_API ek_status ek_explain_backward(const ek_problem*, const ek_backward_args*,
 
 /* The last failure of this thread, as a sentence; "" if there was none. Valid until this thread's next call. */
 EK_API const char* ek_last_error(void);
-
+/* "EK_OK" and so on. */
 EK_API const char* ek_status_name(ek_status);
 
 /* Name of the index-th backend of this build, best first; NULL past the last. */

@@ -23,6 +23,7 @@
 
 namespace evenkeel {
 
+// What every call throws that fails: the status, and ek_last_error() as what().
 class Error : public std::runtime_error {
  public:
   Error(ek_status status, const std::string& message)
@@ -33,6 +34,7 @@ class Error : public std::runtime_error {
   ek_status status_;
 };
 
+// Throws an Error unless the status is EK_OK.
 inline void check(ek_status status) {
   if (status != EK_OK) throw Error(status, ek_last_error());
 }
@@ -54,7 +56,7 @@ template <typename R>
 concept WritableRange =
     RealRange<R> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
 
-// An array that a call reads or writes; absent by default.
+// A contiguous range with its dtype and strides; absent by default.
 struct Array {
   void* data = nullptr;
   std::size_t size = 0;  // in elements
@@ -66,6 +68,7 @@ struct Array {
   ek_vector vector() const { return {data, dtype, 0}; }
 };
 
+// An array that a call reads.
 struct Input : Array {
   Input() = default;
   Input(const void* data, std::size_t size, ek_dtype dtype, std::int64_t row_stride = 0,
@@ -77,6 +80,7 @@ struct Input : Array {
               kDtype<std::ranges::range_value_t<R>>, row_stride, outer_stride) {}
 };
 
+// An array that a call writes.
 struct Output : Array {
   Output() = default;
   Output(void* data, std::size_t size, ek_dtype dtype, std::int64_t row_stride = 0,
@@ -88,7 +92,7 @@ struct Output : Array {
                kDtype<std::ranges::range_value_t<R>>, row_stride, outer_stride) {}
 };
 
-// The arguments of the C structs of the same name, field by field.
+// The arguments of a forward call, field by field.
 struct ForwardArgs {
   Input x = {};
   Output y = {};
@@ -100,6 +104,7 @@ struct ForwardArgs {
   Output sum = {};  // its dtype counts even where it is absent
 };
 
+// The arguments of a backward call, field by field.
 struct BackwardArgs {
   Input dy = {};
   Input x = {};
@@ -114,6 +119,7 @@ struct BackwardArgs {
   Output dresidual = {};
 };
 
+// How to execute: ek_execution, with its defaults set.
 struct Execution : ek_execution {
   Execution() : ek_execution EK_EXECUTION_INIT {}
 };
@@ -121,6 +127,7 @@ struct Execution : ek_execution {
 // A problem is a plain ek_problem: set whatever else it needs on the result.
 using Problem = ek_problem;
 
+// Layer norm of `rows` rows of `cols` elements.
 inline Problem layer_norm(std::int64_t rows, std::int64_t cols, double eps = 1e-5) {
   Problem problem = EK_PROBLEM_INIT;
   problem.op = EK_LAYER_NORM;
@@ -130,12 +137,14 @@ inline Problem layer_norm(std::int64_t rows, std::int64_t cols, double eps = 1e-
   return problem;
 }
 
+// RMS norm of `rows` rows of `cols` elements.
 inline Problem rms_norm(std::int64_t rows, std::int64_t cols, double eps = 1e-5) {
   Problem problem = layer_norm(rows, cols, eps);
   problem.op = EK_RMS_NORM;
   return problem;
 }
 
+// Group norm of `samples` images of `channels` channels of `spatial` pixels.
 inline Problem group_norm(std::int64_t samples, std::int64_t channels, std::int64_t spatial,
                           std::int64_t groups, ek_layout layout = EK_NCHW, double eps = 1e-5) {
   Problem problem = EK_PROBLEM_INIT;
@@ -295,24 +304,27 @@ std::string explain(const Problem& problem, const Args& args, const Execution& e
 
 }  // namespace detail
 
-// A workspace that is set in the execution is used as it is (device memory, for example);
+// Runs the call. A workspace that is set in the execution is used as it is (device memory, for example);
 // otherwise `workspace` provides it, and a caller that keeps it allocates only once.
 inline void forward(const Problem& problem, const ForwardArgs& args, Workspace& workspace,
                     const Execution& execution = {}) {
   detail::call(problem, args, workspace, execution, ek_prepare_forward);
 }
 
+// The same for the gradients.
 inline void backward(const Problem& problem, const BackwardArgs& args, Workspace& workspace,
                      const Execution& execution = {}) {
   detail::call(problem, args, workspace, execution, ek_prepare_backward);
 }
 
+// Runs the call with a workspace of its own.
 inline void forward(const Problem& problem, const ForwardArgs& args,
                     const Execution& execution = {}) {
   Workspace workspace;
   forward(problem, args, workspace, execution);
 }
 
+// The same for the gradients.
 inline void backward(const Problem& problem, const BackwardArgs& args,
                      const Execution& execution = {}) {
   Workspace workspace;
@@ -325,6 +337,7 @@ inline std::string explain(const Problem& problem, const ForwardArgs& args,
   return detail::explain(problem, args, execution, ek_explain_forward);
 }
 
+// The same for a backward call.
 inline std::string explain(const Problem& problem, const BackwardArgs& args,
                            const Execution& execution = {}) {
   return detail::explain(problem, args, execution, ek_explain_backward);

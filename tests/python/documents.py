@@ -25,6 +25,19 @@ DOCUMENTS = [
 GENERATED = re.compile(r"^<!-- (.+): begin \((.+)\) -->\n(.*?)^<!-- \1: end -->$", re.M | re.S)
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 
+# The lines of docs/api.md: (part, signature, what is said about it).
+API = [
+    (part.removeprefix("api "), *entry)
+    for part, _, text in GENERATED.findall((ROOT / "docs" / "api.md").read_text())
+    for entry in re.findall(r"^\| `(.+?)` \| (.*) \|$", text, re.M)
+]
+
+
+def api_names(part):
+    """The names that a part of docs/api.md has."""
+    signatures = [signature for where, signature, _ in API if where == part]
+    return {re.search(r"(\w+)(?=\(|$| =)", signature).group(1) for signature in signatures}
+
 
 @dataclass(frozen=True)
 class Block:

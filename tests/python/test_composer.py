@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import ROOT, python_blocks, run
+from documents import ROOT, api_names, python_blocks, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainers_support import close, norms, warned
@@ -27,6 +27,7 @@ import composer_fits  # isort: skip
 import composer.algorithms
 from composer import Algorithm, Callback, ComposerModel, Event, Trainer
 
+import evenkeel.composer
 import evenkeel.torch as ek
 from evenkeel.composer import FusedLayerNorm, LowPrecisionGroupNorm, LowPrecisionLayerNorm
 
@@ -330,3 +331,7 @@ def test_snippet_of_the_guide(kind):
     # Without a GPU the precision is fp32, with one it is mixed.
     replaced = kind is FusedLayerNorm or torch.cuda.is_available()
     assert norms(trainer.state.model) == (REPLACED[kind] if replaced else UNTOUCHED)
+
+
+def test_api_page_has_every_name():
+    assert api_names("evenkeel.composer") == set(evenkeel.composer.__all__)

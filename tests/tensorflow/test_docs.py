@@ -6,7 +6,7 @@ tests/python/test_docs.py sees to it that no block is overlooked.
 import numpy as np
 import pytest
 import tensorflow as tf
-from documents import ROOT, python_blocks, run_document
+from documents import ROOT, api_names, python_blocks, run_document
 from tf_support import check, formula
 
 import evenkeel.tensorflow as ek
@@ -23,6 +23,10 @@ def test_blocks_are_complete():
     text = "".join(block.text for block in python_blocks(GUIDE, "tensorflow"))
     for name in ("load_op_library", "layer_norm_fused_layer", *ek.__all__):
         assert name == "Report" or name in text, name  # fuse returns one
+
+
+def test_api_page_has_every_name():
+    assert api_names("evenkeel.tensorflow") == set(ek.__all__)
 
 
 def test_operators(scope):

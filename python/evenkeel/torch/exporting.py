@@ -27,7 +27,7 @@ _PUBLIC = [
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable]:
-    """Operator: a function that computes the same by torch's operators.
+    """{operator of evenkeel: a function that computes the same by torch's operators}.
 
     `program.run_decompositions(decompositions())` leaves a program of torch's operators.
     """
