@@ -1,8 +1,8 @@
 """The tables of docs/performance.md, made from the CSV files that rivals.py (CPU), training.py and
 `python -m evenkeel bench` (GPU) write.
 
-For every problem and pass: the share of the limit that evenkeel and the best rival reach, and the lead (the best
-rival's time / evenkeel's); for training steps, their time and memory. Rewrites what lies between the markers;
+For every problem and pass: the share of copy bandwidth that evenkeel and the best baseline reach, and the speedup (the
+best baseline's time / evenkeel's); for training steps, their time and memory. Rewrites what lies between the markers;
 nothing in the tables is typed by hand. A file belongs to the table whose name its own begins with:
 cpu-residual-<machine>-<date>.csv to "cpu residual".
 
@@ -11,6 +11,7 @@ cpu-residual-<machine>-<date>.csv to "cpu residual".
 
 import csv
 import pathlib
+import statistics
 import sys
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
@@ -55,7 +56,7 @@ def markdown(path):
         heads = " | ".join(f"{dtype} {pass_}" for dtype, pass_ in columns)
         lines += ["", f"### {threads} thread{'s' if threads > 1 else ''}", ""]
         lines += [
-            f"| of limit: evenkeel / best rival (lead) | {heads} |",
+            f"| share of copy: evenkeel / best baseline (speedup) | {heads} |",
             "|---" * (len(columns) + 1) + "|",
         ]
         for problem, cells in problems.items():
@@ -70,7 +71,7 @@ def markdown(path):
         ahead = sum(not cell.startswith("*") for cell in found)
         lines += [
             "",
-            f"Ahead of both rivals in {ahead} of {len(found)} lines; the others are in italics.",
+            f"Ahead of both baselines in {ahead} of {len(found)} lines; the others are in italics.",
         ]
     return "\n".join(lines)
 
@@ -81,40 +82,54 @@ def commits(rows):
     return f"commit{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
-def gpu_markdown(path):
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
+def gpu_lines(rows):
+    """{(op, shape, dtype, pass): {library: row}}: of kernels, and of the host's part of a call."""
     lines, hosts = {}, {}
     for row in rows:
         table = hosts if row["pass"].startswith("host") else lines
         key = (row["op"], row["shape"], row["dtype"], row["pass"])
         table.setdefault(key, {})[row["library"]] = row
+    return lines, hosts
+
+
+def lead(found):
+    """evenkeel's row, the best rival's, and how many times as long that takes; None where one is missing."""
+    rivals = [row for library, row in found.items() if library != "evenkeel"]
+    if "evenkeel" not in found or not rivals:
+        return None
+    best = min(rivals, key=lambda row: float(row["time_us"]))
+    return found["evenkeel"], best, float(best["time_us"]) / float(found["evenkeel"]["time_us"])
+
+
+def gpu_markdown(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    lines, hosts = gpu_lines(rows)
     text = [
         f"From `{path.name}`: {rows[0]['machine']}, torch {rows[0]['torch']}, triton {rows[0]['triton']}, "
         f"{commits(rows)}.",
         "",
-        "| | limit, µs | evenkeel, µs | of limit | best rival | of limit | lead |",
+        "| | copy, µs | evenkeel, µs | share of copy | best baseline | share | speedup |",
         "|---|---|---|---|---|---|---|",
     ]
     ahead = compared = 0
     for key, found in lines.items():
-        ours = found.pop("evenkeel", None)
-        if not ours or not found:
+        compare = lead(found)
+        if not compare:
             text.append(f"| {' '.join(key)} |" + " - |" * 6)
             continue
+        ours, best, times = compare
         compared += 1
-        best = min(found.values(), key=lambda row: float(row["time_us"]))
-        lead = float(best["time_us"]) / float(ours["time_us"])
-        ahead += lead >= 1
-        mark = "" if lead >= 1 else "*"
+        ahead += times >= 1
+        mark = "" if times >= 1 else "*"
         text.append(
             f"| {' '.join(key)} | {float(ours['ceiling_us']):.1f} | {float(ours['time_us']):.1f} | "
             f"{mark}{float(ours['of_limit']):.2f}{mark} | {best['library']} | "
-            f"{float(best['of_limit']):.2f} | {mark}{lead:.2f}x{mark} |"
+            f"{float(best['of_limit']):.2f} | {mark}{times:.2f}x{mark} |"
         )
     text += [
         "",
-        f"Ahead of these rivals in {ahead} of {compared} lines; the others are in italics.",
+        f"Ahead of these baselines in {ahead} of {compared} lines; the others are in italics.",
     ]
     if hosts:
         text += ["", "| host cost of a call, µs | evenkeel | torch |", "|---|---|---|"]
@@ -122,6 +137,41 @@ def gpu_markdown(path):
             figures = (f"{float(found[name]['time_us']):.1f}" for name in ("evenkeel", "torch"))
             text.append(f"| {' '.join(key)} | {' | '.join(figures)} |")
     return "\n".join(text)
+
+
+def summary_markdown(path):
+    """What gpu_markdown's lines have in common, by op and pass, and the ones that are behind."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    lines, hosts = gpu_lines(rows)
+    groups, behind = {}, []
+    for key, found in (lines | hosts).items():
+        compare = lead(found)
+        if not compare:
+            continue
+        ours, best, times = compare
+        if key in lines:
+            groups.setdefault((key[0], key[3]), []).append((float(ours["of_limit"]), times))
+        if times < 1:
+            behind.append(
+                f"- {' '.join(key)}: {float(ours['time_us']):.1f} us; {best['library']} "
+                f"{float(best['time_us']):.1f}"
+            )
+    text = [
+        f"From `{path.name}`: {rows[0]['machine']}, {commits(rows)}; medians, with the lowest and the highest.",
+        "",
+        "| | share of copy bandwidth | speedup over the best baseline | ahead |",
+        "|---|---|---|---|",
+    ]
+    for key, found in groups.items():
+        shares, speedups = (sorted(column) for column in zip(*found, strict=True))
+        cells = (
+            f"{statistics.median(column):.2f} ({column[0]:.2f} to {column[-1]:.2f})"
+            for column in (shares, speedups)
+        )
+        ahead = sum(times >= 1 for times in speedups)
+        text.append(f"| {' '.join(key)} | {' | '.join(cells)} | {ahead} of {len(found)} |")
+    return "\n".join([*text, "", "Behind, with the host's part of a call:", "", *behind])
 
 
 def tutorial_markdown(path):
@@ -146,19 +196,26 @@ def tutorial_markdown(path):
     return "\n".join(text)
 
 
-def training_markdown(path):
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
+def training_steps(rows):
+    """{(model, batch, mode): {variant: row}}"""
     steps = {}
     for row in rows:
         step = steps.setdefault((row["model"], row["batch"], row["mode"]), {})
         step[row["variant"]] = row
+    return steps
+
+
+def training_markdown(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    steps = training_steps(rows)
     variants = ("native", "fused", "none")
+    heads = ("native", "fused", "floor")
     text = [
         f"From `{path.name}`: {rows[0]['machine']}, torch {rows[0]['torch']}, transformers "
         f"{rows[0]['transformers']}, {commits(rows)}.",
         "",
-        f"| step, ms (peak memory, GiB) | {' | '.join(variants)} | share of the way |",
+        f"| step, ms (peak memory, GiB) | {' | '.join(heads)} | gap closed |",
         "|---" * (len(variants) + 2) + "|",
     ]
     for key, found in steps.items():
@@ -173,6 +230,7 @@ def training_markdown(path):
 
 TABLES = {
     "gpu": gpu_markdown,
+    "summary": summary_markdown,
     "others": gpu_markdown,
     "residual": gpu_markdown,
     "tutorial": tutorial_markdown,

@@ -1,7 +1,7 @@
 """Rewrites what scripts have made of README.md and docs/: everything between the markers.
 
-A part with figures begins with "From `<file>.csv`", and that file under benchmarks/results is what
-it is made of again. Another file takes its place by the script that the part's marker names. The parts
+A part with figures has "From `<file>.csv`", and that file under benchmarks/results is what
+it is made of again; so are the charts of README.md. Another file takes its place by the script that the part's marker names. The parts
 whose names begin with "api" are made from the code. With --check nothing is written, and the exit status
 says whether something would change.
 
@@ -13,10 +13,12 @@ import re
 import sys
 from pathlib import Path
 
-for folder in ("benchmarks", "python", "scripts"):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / folder))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import api
+import front_page
 import reports
 import table
 import tensorflow_report
@@ -42,6 +44,7 @@ def convergence(path):
 # Name of a part: what makes its text from the path of a CSV file.
 MAKERS = {
     **table.TABLES,
+    **front_page.MARKDOWN,
     "accuracy": reports.accuracy,
     "convergence": convergence,
     "overhead": reports.overhead,
@@ -64,15 +67,27 @@ def made_again(text, document):
             raise ValueError(f"{document}: '{name}' is none of {', '.join(MAKERS)}")
         if not old:  # not measured yet
             return part.group()
-        source = SOURCE.match(old)
+        source = SOURCE.search(old)
         if source is None:
-            raise ValueError(f"{document}: '{name}' does not begin with From `<file>.csv`")
+            raise ValueError(f"{document}: '{name}' has no From `<file>.csv`")
         path = RESULTS / source.group(1)
         if not path.exists():
             raise ValueError(f"{document}: '{name}': there is no {path.relative_to(ROOT)}")
         return f"{begin}{MAKERS[name](path)}\n{end}"
 
     return PART.sub(replaced, text)
+
+
+def documents():
+    """{path: text} of everything that is made: documents, and the charts of the parts that have some."""
+    found = {}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        found[path] = made_again(path.read_text(), path.relative_to(ROOT))
+        for _, name, _, text, _ in PART.findall(found[path]):
+            if name in front_page.FILES:
+                charts = front_page.FILES[name](RESULTS / SOURCE.search(text).group(1))
+                found |= {ROOT / "docs" / "images" / file: svg for file, svg in charts.items()}
+    return found
 
 
 def main():
@@ -82,14 +97,14 @@ def main():
     )
     check = parser.parse_args().check
     stale = 0
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        name = path.relative_to(ROOT)
-        try:
-            text = made_again(path.read_text(), name)
-        except ValueError as error:
-            sys.exit(f"docs: {error}")
-        if text != path.read_text():
+    try:
+        made = documents()
+    except ValueError as error:
+        sys.exit(f"docs: {error}")
+    for path, text in made.items():
+        if not path.exists() or text != path.read_text():
             stale += 1
+            name = path.relative_to(ROOT)
             print(f"docs: {name} {'is not what its CSV files say' if check else 'rewritten'}")
             if not check:
                 path.write_text(text)

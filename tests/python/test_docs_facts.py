@@ -223,6 +223,14 @@ def test_figures_are_those_of_the_csv_files(path, docs):
     )
 
 
+def test_charts_are_those_of_the_csv_files(docs):
+    charts = {path: svg for path, svg in docs.documents().items() if path.suffix == ".svg"}
+    assert len(charts) == 8  # two, for light and dark pages, wide and narrow
+    for path, svg in charts.items():
+        assert path.read_text() == svg, f"{path.name}: run scripts/docs.py"
+        assert path.name in (ROOT / "README.md").read_text()
+
+
 def test_typed_figures_are_noticed(docs):
     path = ROOT / "docs" / "performance.md"
     names = [name for name, _, text in GENERATED.findall(path.read_text()) if text]
@@ -239,7 +247,7 @@ def test_typed_figures_are_noticed(docs):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ("<!-- gpu: begin (x) -->\n1.0\n<!-- gpu: end -->", "does not begin with"),
+        ("<!-- gpu: begin (x) -->\n1.0\n<!-- gpu: end -->", "has no From"),
         ("<!-- gpu: begin (x) -->\nFrom `no.csv`: 1\n<!-- gpu: end -->", "there is no"),
         ("<!-- odd: begin (x) -->\nFrom `no.csv`: 1\n<!-- odd: end -->", "is none of"),
     ],
