@@ -154,6 +154,7 @@ def cpp():
 
 MODULES = [
     *("evenkeel.torch", "evenkeel.lightning", "evenkeel.transformers", "evenkeel.composer"),
+    "evenkeel.kernels",
     *("evenkeel.tensorflow", "evenkeel.tensorflow.layer_norm_fused_layer"),
 ]
 TABLES = {"commands": commands, "C": c, "C++": cpp} | {
