@@ -6,6 +6,7 @@ What belongs to `fuse` is imported when it is first asked for: most programs bui
 
 from evenkeel.torch import _load as _load  # first: it says what is missing
 from evenkeel.torch import exporting, functional
+from evenkeel.torch.compiling.report import compile_report
 from evenkeel.torch.exporting import decompositions
 from evenkeel.torch.functional import group_norm, layer_norm, rms_norm
 from evenkeel.torch.modules import GroupNorm, LayerNorm, RMSNorm
@@ -18,6 +19,7 @@ __all__ = [
     "apply_fused_layernorm",
     "apply_low_precision_groupnorm",
     "apply_low_precision_layernorm",
+    "compile_report",
     "decompositions",
     "functional",
     "fuse",

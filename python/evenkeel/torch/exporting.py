@@ -106,7 +106,7 @@ def forward(
         y = torch.nn.functional.silu(y)
     mean, rstd = _statistics(value, op, span, eps) if statistics else (None, None)
     kept = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return _laid_out(y.to(out_dtype), x, op), *(
+    return laid_out(y.to(out_dtype), x, op), *(
         x.new_empty(0, dtype=kept) if part is None else part.to(kept) for part in (mean, rstd)
     )
 
@@ -115,7 +115,7 @@ def add_forward(x, weight, bias, op, *others):
     """evenkeel::add_forward by torch's operators."""
     *options, residual, sum_dtype = others
     dtype = torch.float64 if sum_dtype == torch.float64 else torch.float32
-    total = _laid_out((x.to(dtype) + residual.to(dtype)).to(sum_dtype), x, op)
+    total = laid_out((x.to(dtype) + residual.to(dtype)).to(sum_dtype), x, op)
     return *forward(total, weight, bias, op, *options), total
 
 
@@ -163,7 +163,7 @@ def _statistics(value, op, span, eps):
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _laid_out(y, x, op):
+def laid_out(y, x, op):
     """In memory as the kernels leave it: the program may hold views of it."""
     if op == OPS["rms_norm"]:
         return y.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from evenkeel.torch import batching
+from evenkeel.torch import batching, compiling
 from evenkeel.torch._load import extension
 
 Shape = int | Sequence[int]
@@ -48,8 +48,8 @@ _is_compiling = torch.compiler.is_compiling
 
 
 # Parts of torch that are told about the operators when they are first met, and the module that tells
-# them. Both imports are slow.
-_to_tell = {"torch.distributed.tensor": "sharding", "torch._inductor.lowering": "compiling"}
+# them. Their imports are slow.
+_to_tell = {"torch.distributed.tensor": "sharding", "torch._inductor.lowering": "compiling.order"}
 _telling = threading.RLock()
 
 
@@ -59,8 +59,9 @@ def _before_subclass():
         for listener in [name for name in _to_tell if name in sys.modules]:
             importlib.import_module(f"evenkeel.torch.{_to_tell[listener]}").register()
             del _to_tell[listener]
-        if not _to_tell:
-            extension.set_subclass_hook(None)
+        # Each time: its configuration is anybody's, and each thread has its own.
+        if "torch._inductor.config" in sys.modules:
+            compiling.install()
 
 
 extension.set_subclass_hook(_before_subclass)

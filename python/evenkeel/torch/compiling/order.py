@@ -6,7 +6,9 @@ while the gradient dy is still on its way through the rest of a block, or the wh
 computed when dy is there.
 """
 
-import torch
+import functools
+
+from evenkeel.torch.compiling import graph as g
 
 
 def register():
@@ -15,24 +17,26 @@ def register():
         from torch._inductor import lowering
         from torch._inductor.virtualized import V
 
-        operator = torch.ops.evenkeel.backward.default
-        lowering.make_fallback(operator, lowering.constrain_to_fake_tensors)
-        lower = lowering.lowerings[operator]
+        lowerings = {}
+        for operator in (g.BACKWARD, g.ADD_BACKWARD):
+            lowering.make_fallback(operator, lowering.constrain_to_fake_tensors)
+            lowerings[operator] = lowering.lowerings[operator]
     except (ImportError, AttributeError, TypeError):
         return
+    for operator, lower in lowerings.items():
+        lowering.lowerings[operator] = functools.partial(_backward, V, lower)
 
-    def backward(dy, x, *others):
-        graph = V.graph
-        waits = getattr(graph, "additional_buffer_deps", None)
-        if waits is not None and not _share_work(*graph.current_node.args[:2]):
-            for tensor in (dy, x):
-                tensor.realize()
-            computed = graph.name_to_buffer.get(x.get_name())
-            if computed is not None:  # not an input of the graph
-                waits[computed.get_operation_name()].add(dy.get_name())
-        return lower(dy, x, *others)
 
-    lowering.lowerings[operator] = backward
+def _backward(virtualized, lower, dy, x, *others):
+    graph = virtualized.graph
+    waits = getattr(graph, "additional_buffer_deps", None)
+    if waits is not None and not _share_work(*graph.current_node.args[:2]):
+        for tensor in (dy, x):
+            tensor.realize()
+        computed = graph.name_to_buffer.get(x.get_name())
+        if computed is not None:  # not an input of the graph
+            waits[computed.get_operation_name()].add(dy.get_name())
+    return lower(dy, x, *others)
 
 
 def _share_work(*nodes):
