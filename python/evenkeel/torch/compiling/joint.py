@@ -1,10 +1,12 @@
 """The pass over forward and backward pass together: which norms are the compiler's."""
 
+from evenkeel._abi import CASTINGS
 from evenkeel.torch.compiling import graph as g
 from evenkeel.torch.compiling import native, report, rule
 
 
 def hand_back(graph):
+    _drop_idle_casting(graph)
     backwards = {}
     for node in g.nodes(graph, g.BACKWARD):
         rstd = g.source(g.arguments(node)["rstd"])
@@ -26,6 +28,15 @@ def hand_back(graph):
     for forward, mine in refused:
         for node in [*mine, forward]:
             native.write_out(graph, node)
+
+
+def _drop_idle_casting(graph):
+    """Llama's order rounds to x's dtype: nothing where that is what is computed in, and kernels without it are served more."""
+    for node in g.nodes(graph, g.FORWARD, g.BACKWARD):
+        a = g.arguments(node)
+        if g.dtype(a["x"]) not in rule.HALVES:
+            a["casting"] = CASTINGS["none"]
+            node.args = tuple(a.values())
 
 
 def _from_tangents(graph):
