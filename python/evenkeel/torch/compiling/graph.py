@@ -95,9 +95,12 @@ def _packet(node):
 
 
 def is_view(node):
-    return node.op == "call_function" and (
-        _packet(node) in _VIEWS
-        or (node.target is operator.getitem and _packet(node.args[0]) in _VIEWS)
+    if node.op != "call_function":
+        return False
+    if node.target is aten.clone.default:  # a dropout that drops nothing
+        return same_layout(value(node), value(node.args[0]))
+    return _packet(node) in _VIEWS or (
+        node.target is operator.getitem and _packet(node.args[0]) in _VIEWS
     )
 
 
@@ -145,13 +148,22 @@ def is_called(node):
     return packet in _CALLED or packet.__name__.startswith("_scaled_dot_product")
 
 
-def is_stored(node):
+def is_stored(node, reader=None):
+    """Whether a node lies in memory, without regard to one of its readers."""
     made = source(node)
-    return is_called(made) or any(is_called(user) for user in consumers(made))
+    users = (user for user in consumers(made) if user is not reader)
+    return is_called(made) or any(map(is_called, users))
 
 
 def is_pointwise(node):
     return node.op == "call_function" and torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def joinable(node, result):
+    """Whether a pointwise reader of a result could be in one kernel with what made it: it waits for nothing computed from it."""
+    made = source(result)
+    others = [one for one in node.all_input_nodes if source(exact(one)) is not made]
+    return is_pointwise(node) and not any(depends(one, made) for one in others)
 
 
 def same_shape(one, other):

@@ -174,9 +174,9 @@ def _count_forward(costs, forward, a, backward, is_backward):
         return
     readers = [user for user in g.consumers(result) if not is_backward(user)]
     readers = [reader for user in readers for reader in _behind_cast(user)]
-    computing = [user for user in readers if g.is_pointwise(user)]
+    computing = [user for user in readers if g.joinable(user, result)]
     if computing:
-        passes = 2 if len(computing) == len(readers) else 1
+        passes = 1 if any(map(g.is_called, readers)) else 2
         costs.more(passes * y.itemsize, f"y goes into {_named(computing[0])}")
 
 
@@ -190,15 +190,15 @@ def _count_backward(costs, backward):
     size += wide if dsum is not None else 0
     size += g.dtype(narrow[0]).itemsize if narrow else 0
     costs.kernels("backward", size)
-    if not g.is_stored(dy):
+    if not g.is_stored(dy, reader=backward):
         costs.more(2 * g.dtype(dy).itemsize, f"dy is computed by {_named(dy)}")
     if dsum is not None and not (g.is_stored(dsum) or _takes_dx(dsum)):
         costs.more(2 * wide, f"the gradient beside dx is computed by {_named(dsum)}")
     readers = [user for user in g.consumers(total) if user not in narrow]
-    computing = [user for user in readers if g.is_pointwise(user) and not _takes_dx(user)]
+    computing = [user for user in readers if g.joinable(user, total)]
     if computing:
-        stored = len(computing) < len(readers)
-        costs.more((1 if stored else 2) * wide, f"dx goes into {_named(computing[0])}")
+        passes = 1 if any(map(g.is_called, readers)) else 2
+        costs.more(passes * wide, f"dx goes into {_named(computing[0])}")
 
 
 def _takes_dx(node):

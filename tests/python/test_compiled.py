@@ -1,0 +1,385 @@
+"""What stands beside a norm in a compiled model joins it, or the norm goes back to the compiler: operators are counted
+in the graphs of small models, and their values and gradients compared with the eager model's and with float64.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_support import Compiled, counts, error, loss_of, with_gradients
+from compiled_zoo import LAYERS, LENGTH, MODELS, WIDTH, PreNorm, Stack, rows
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import evenkeel.torch as ek
+from evenkeel.torch.compiling import report
+
+BF16 = torch.bfloat16
+MODES = ["float32", "autocast", "bfloat16"]
+
+# Of two blocks: forward, add_forward, backward, add_backward; "casts" behind dx make one more add_backward of a backward.
+# A first norm reads what no kernel of its block has added; QK norms and dropout are the compiler's.
+NORMS = 2 * LAYERS
+DECODER = {
+    "float32": (1, NORMS, 1, NORMS),
+    "autocast": (1, NORMS, 0, NORMS + 1),
+    "bfloat16": (0, NORMS, 1, NORMS - 1),
+}
+PRE_NORM = (1, NORMS - 1, 0, NORMS)
+GPT_2 = {**DECODER, "bfloat16": (1, NORMS, 1, NORMS)}
+EXPECTED = {
+    "pre-norm": dict.fromkeys(MODES, PRE_NORM),
+    "post-norm": dict.fromkeys(MODES, (0, NORMS, NORMS, 0)),
+    "conv net": dict.fromkeys(MODES, (4, 0, 4, 0)),
+    "conv net, channels last": dict.fromkeys(MODES, (4, 0, 4, 0)),
+    "ViT": GPT_2,
+    "BERT": dict.fromkeys(MODES, (0, NORMS, NORMS, 0)),
+    "GPT-2": GPT_2,
+    "Llama": DECODER,
+    "Qwen3": DECODER,
+}
+OPERATORS = "forward", "add_forward", "backward", "add_backward"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    report.clear()
+
+
+def prepared(name, mode):
+    """A fused model, its inputs, and the context to run it in."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    ek.fuse(model)
+    if mode == "bfloat16":
+        model = model.to(BF16)
+        inputs = [x.to(BF16) if x.is_floating_point() else x for x in inputs]
+    return model, inputs, torch.autocast("cpu", BF16, enabled=mode == "autocast")
+
+
+def in_float64(model, inputs):
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    return with_gradients(copy.deepcopy(model).double(), wide)
+
+
+def ways():
+    return {(line.norm, line.way) for line in ek.compile_report().lines}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_neighbours_join(name, mode):
+    if name in ("ViT", "BERT", "GPT-2", "Llama", "Qwen3"):
+        pytest.importorskip("transformers")
+    model, inputs, context = prepared(name, mode)
+    backend = Compiled()
+    with context:
+        eager = with_gradients(model, inputs)
+        got = with_gradients(model, inputs, torch.compile(model, backend=backend))
+    found = backend.counts()
+    assert tuple(found.get(operator, 0) for operator in OPERATORS) == EXPECTED[name][mode]
+    exact = in_float64(model, inputs)
+    assert error(got, exact) <= 1.5 * error(eager, exact) + 1e-5
+    assert error(got, eager) <= (1e-5 if mode == "float32" else 3e-2)
+
+
+def test_unet():
+    """diffusers': group norms with SiLU as a function, layer norms in its transformers, timesteps, skips."""
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    model = diffusers.UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        norm_num_groups=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    )
+    ek.fuse(model)
+    backend = Compiled()
+    inputs = torch.randn(2, 4, 8, 8), torch.tensor([1, 7]), torch.randn(2, 5, 32)
+    eager = with_gradients(model, inputs)
+    assert error(with_gradients(model, inputs, torch.compile(model, backend=backend)), eager) < 1e-4
+    joined = [call for call in backend.calls(torch.ops.evenkeel.forward.default) if call["activation"]]
+    resnets = sum("ResnetBlock2D" in type(m).__name__ for m in model.modules())
+    assert len(joined) >= 2 * resnets
+
+
+# ---- with Inductor's code ----
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("pre-norm", "autocast"), ("Llama", "bfloat16"), ("conv net, channels last", "autocast")],
+)
+def test_generated_code(name, mode):
+    if name == "Llama":
+        pytest.importorskip("transformers")
+    model, inputs, context = prepared(name, mode)
+    with context:
+        eager = with_gradients(model, inputs)
+        got = with_gradients(model, inputs, torch.compile(model))
+    assert ways()  # not from a cache of torch's, which this test would not see
+    exact = in_float64(model, inputs)
+    assert error(got, exact) <= 1.5 * error(eager, exact) + 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _no_caches(request):
+    from torch._inductor.utils import fresh_cache
+
+    if "generated_code" not in request.node.name:
+        yield
+        return
+    with fresh_cache():
+        yield
+
+
+# ---- the rule ----
+
+
+class One(nn.Module):
+    """Linear, what stands before the norm, the norm, what stands behind it, linear."""
+
+    def __init__(self, norm, before=None, behind=None, width=WIDTH):
+        super().__init__()
+        self.norm, self.before, self.behind = norm, before, behind
+        self.into, self.out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.into(x)
+        x = x if self.before is None else self.before(x)
+        y = self.norm(x)
+        return self.out(y if self.behind is None else self.behind(y))
+
+
+def verdict(model, x, **options):
+    """evenkeel or compiler, why, and what is left in the graphs."""
+    backend = Compiled()
+    with_gradients(model, [x], torch.compile(model, backend=backend, **options))
+    lines = list(ek.compile_report().lines)
+    assert len({line.way for line in lines}) == 1
+    return lines[0].way, lines[0].why, backend.counts()
+
+
+HANDED_BACK = {
+    "pointwise before and behind": (
+        lambda: One(ek.LayerNorm(WIDTH), torch.sin, torch.tanh),
+        "x is computed by sin, y goes into tanh",
+    ),
+    "short rows": (lambda: One(ek.LayerNorm(16), width=16), "rows of 16 elements are too short"),
+    "float64": (lambda: One(ek.LayerNorm(WIDTH)).double(), "no fast kernel for torch.float64"),
+    "mixed dtypes and SiLU": (
+        lambda: One(ek.RMSNorm(WIDTH, activation="silu"), behind=torch.Tensor.float).to(BF16),
+        "dtypes are mixed beside an activation",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HANDED_BACK)
+def test_handed_back(case):
+    make, words = HANDED_BACK[case]
+    torch.manual_seed(0)
+    model = make()
+    weight = next(model.parameters())
+    x = torch.randn(8, weight.shape[1], dtype=weight.dtype)
+    if case == "mixed dtypes and SiLU":
+        model.norm.forward = lambda x: ek.rms_norm(
+            x, (WIDTH,), model.norm.weight, activation="silu", out_dtype=torch.float32
+        )
+        model.behind = lambda y: y.to(BF16)
+    eager = with_gradients(model, [x])
+    way, why, left = verdict(model, x)
+    assert (way, left) == ("compiler", {})
+    assert words in why
+    torch.compiler.reset()
+    got = with_gradients(model, [x], torch.compile(model, backend=Compiled()))
+    assert error(got, eager) < (1e-5 if x.dtype != BF16 else 3e-2)
+
+
+def test_alone_stays():
+    assert verdict(One(ek.LayerNorm(WIDTH)), torch.randn(8, WIDTH))[0] == "evenkeel"
+
+
+def test_dropout_in_a_bfloat16_stream_is_the_compilers():
+    """x would be read once more, and dx for the dropout's gradient: as much as the kernels save."""
+    model = Stack(lambda: PreNorm(dropout=0.1)).to(BF16)
+    ek.fuse(model)
+    with_gradients(model, [rows()[0].to(BF16)], torch.compile(model, backend=Compiled()))
+    why = {line.norm: (line.way, line.why) for line in ek.compile_report().lines}
+    assert why["blocks.0.norm2"][0] == "compiler"
+    assert "x is computed by add, dx goes into mul" in why["blocks.0.norm2"][1]
+    model.eval()
+    torch.compiler.reset()
+    report.clear()
+    with_gradients(model, [rows()[0].to(BF16)], torch.compile(model, backend=Compiled()))
+    assert {way for _, way in ways()} == {"evenkeel"}
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm", "group_norm"])
+@pytest.mark.parametrize("options", [{}, {"activation": "silu"}, {"weight_offset": 1.0}], ids=str)
+def test_formulas(norm, options):
+    """What is handed back computes what the kernels do; in float64 every norm is."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 6, 40, dtype=torch.float64, requires_grad=True)
+    over = 2 if norm == "group_norm" else (40,)
+    size = 6 if norm == "group_norm" else 40
+    weight, bias = (torch.randn(size, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    parameters = [weight] if norm == "rms_norm" else [weight, bias]
+
+    def gradients(function):
+        y = function(x, over, *parameters, 1e-5, **options)
+        return y, *torch.autograd.grad((y**3).sum(), [x, *parameters])
+
+    backend = Compiled()
+    got = gradients(torch.compile(getattr(ek, norm), backend=backend))
+    assert backend.counts() == {}
+    for ours, reference in zip(got, gradients(getattr(ek, norm)), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_llamas_rounding_is_kept_where_it_is_handed_back():
+    x = torch.randn(8, 16).to(BF16)
+    weight = torch.randn(16)
+
+    def norm(x):
+        return ek.rms_norm(x, (16,), weight, 1e-6, casting="llama", out_dtype=torch.float32)
+
+    backend = Compiled()
+    got = torch.compile(norm, backend=backend)(x)
+    assert backend.counts() == {}
+    assert torch.equal(got / weight, (got / weight).to(BF16).float()) or torch.allclose(
+        got, norm(x), rtol=1e-6
+    )
+
+
+# ---- single patterns ----
+
+
+def test_both_orders_of_the_addition():
+    for order in (lambda a, b: a + b, lambda a, b: b + a):
+        torch.compiler.reset()
+        norm, linear = ek.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        backend = Compiled()
+
+        @torch.compile(backend=backend)
+        def function(x, order=order, norm=norm, linear=linear):
+            total = order(x, linear(x))
+            return linear(norm(total)) + total
+
+        x = torch.randn(8, WIDTH, requires_grad=True)
+        function(x).sum().backward()
+        assert backend.counts() == {"add_forward": 1, "add_backward": 1}
+
+
+def test_a_cast_behind_y_is_its_dtype():
+    norm, linear = ek.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH).to(BF16)
+    backend = Compiled()
+    with torch.no_grad():
+        torch.compile(lambda x: linear(norm(x).to(BF16)), backend=backend)(torch.randn(8, WIDTH))
+    (call,) = backend.calls(torch.ops.evenkeel.forward.default)
+    assert call["out_dtype"] == BF16
+
+
+def test_a_sum_that_the_weight_depends_on_is_left():
+    """The kernel cannot add what must be there before."""
+    linear = nn.Linear(WIDTH, WIDTH)
+    backend = Compiled()
+
+    def function(x):
+        total = x + linear(x)
+        return linear(ek.layer_norm(total, (WIDTH,), total.mean(0)))
+
+    x = torch.randn(8, WIDTH)
+    torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))
+    assert "add_forward" not in backend.counts()
+
+
+def test_silu_of_a_result_that_is_used_twice_is_left():
+    norm, conv = ek.GroupNorm(4, 8), nn.Conv2d(8, 8, 3)
+    backend = Compiled()
+
+    def function(x):
+        y = norm(conv(x))
+        return conv(F.silu(y)).sum() + conv(y).sum()
+
+    torch.compile(function, backend=backend)(torch.randn(2, 8, 16, 16)).backward()
+    assert [c["activation"] for c in backend.calls(torch.ops.evenkeel.forward.default)] == [0]
+
+
+# ---- torch's other features ----
+
+
+def test_dynamic_shapes():
+    """One graph for all batches, with everything joined."""
+    model, _, _ = prepared("pre-norm", "float32")
+    backend = Compiled()
+    compiled = torch.compile(model, backend=backend, dynamic=True, fullgraph=True)
+    for batch in (3, 5, 8):
+        x = torch.randn(batch, LENGTH, WIDTH)
+        with torch.compiler.set_stance("default" if batch == 3 else "fail_on_recompile"):
+            got = with_gradients(model, [x], compiled)
+        assert error(got, with_gradients(model, [x])) < 1e-5
+    assert backend.counts() == {"forward": 1, "add_forward": 3, "add_backward": 4}
+
+
+def test_checkpoint():
+    """Blocks are run again in the backward pass; norms that are computed again join as well."""
+    model, inputs, _ = prepared("pre-norm", "float32")
+    backend = Compiled()
+
+    def run(x):
+        x = model.embedding(x)
+        for block in model.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return model.head(x)
+
+    eager = with_gradients(model, inputs)
+    assert error(with_gradients(model, inputs, torch.compile(run, backend=backend)), eager) < 1e-5
+    forward, backward = (counts(graph) for graph in backend.graphs)
+    assert forward["add_forward"] >= LAYERS
+    assert backward["add_backward"] == NORMS
+    assert backward["forward"] + backward["add_forward"] >= LAYERS
+
+
+def test_blocks():
+    """Compiled one by one, they share their code."""
+    model, inputs, _ = prepared("pre-norm", "float32")
+    backend = Compiled()
+    for block in model.blocks:
+        block.compile(backend=backend)
+    eager = copy.deepcopy(model)
+    for block in eager.blocks:
+        block._compiled_call_impl = None
+    assert error(with_gradients(model, inputs), with_gradients(eager, inputs)) < 1e-5
+    assert backend.counts() == {"forward": 1, "add_forward": 1, "add_backward": 2}
+
+
+def test_inference():
+    model, inputs, _ = prepared("pre-norm", "float32")
+    backend = Compiled()
+    with torch.no_grad():
+        got = torch.compile(model, backend=backend)(*inputs)
+        torch.testing.assert_close(got, model(*inputs))
+    assert backend.counts() == {"forward": 1, "add_forward": NORMS - 1}
+
+
+def test_bits_are_those_of_the_eager_model():
+    """A sum is rounded where it was before."""
+    model, inputs, _ = prepared("pre-norm", "bfloat16")
+    with torch.no_grad():
+        got = torch.compile(model, backend=Compiled())(*inputs)
+        assert torch.equal(loss_of(got), loss_of(model(*inputs)))
+
+
+def test_export_is_unharmed():
+    model, inputs, _ = prepared("pre-norm", "float32")
+    with_gradients(model, inputs, torch.compile(model, backend=Compiled()))
+    program = torch.export.export(model.eval(), tuple(inputs))
+    found = [str(node.target) for node in program.graph.nodes]
+    assert found.count("evenkeel.layer_norm.default") == NORMS
+    torch.testing.assert_close(program.module()(*inputs), model(*inputs))
