@@ -35,6 +35,15 @@ def operators(framework):
         return f"not available: {error}"
 
 
+def compiled_models():
+    """What torch.compile does with norms."""
+    try:
+        from evenkeel.torch import compiling
+    except ImportError:
+        return "not available"
+    return f"norms are {compiling.status()}"
+
+
 def info():
     """Pairs of a title and a line of text."""
     targets = _native.cpu_targets()
@@ -51,6 +60,7 @@ def info():
         yield name, installed(name) or installed(f"{name}-cpu") or "not installed"
     for name in ("torch", "tensorflow"):
         yield f"evenkeel.{name}", operators(name)
+    yield "torch.compile", compiled_models()
     yield "evenkeel.jax", "not built: there are no operators for it yet"
 
 

@@ -101,7 +101,9 @@ def test_unet():
     inputs = torch.randn(2, 4, 8, 8), torch.tensor([1, 7]), torch.randn(2, 5, 32)
     eager = with_gradients(model, inputs)
     assert error(with_gradients(model, inputs, torch.compile(model, backend=backend)), eager) < 1e-4
-    joined = [call for call in backend.calls(torch.ops.evenkeel.forward.default) if call["activation"]]
+    joined = [
+        call for call in backend.calls(torch.ops.evenkeel.forward.default) if call["activation"]
+    ]
     resnets = sum("ResnetBlock2D" in type(m).__name__ for m in model.modules())
     assert len(joined) >= 2 * resnets
 

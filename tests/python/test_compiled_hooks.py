@@ -39,7 +39,7 @@ class Mine(CustomGraphPass):
 @pytest.fixture(autouse=True)
 def _clean():
     torch.compiler.reset()
-    with config.patch({hook: None for hook in HOOKS}):
+    with config.patch(dict.fromkeys(HOOKS)):
         yield
 
 
@@ -191,7 +191,9 @@ def test_caches_are_used(tmp_path):
     found = []
     for switch in ("1", "1", "0"):
         result = run(
-            str(program), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), EVENKEEL_FUSE_COMPILED=switch
+            str(program),
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
+            EVENKEEL_FUSE_COMPILED=switch,
         )
         assert result.returncode == 0, result.stderr
         found.append([int(word) for word in result.stdout.split()])

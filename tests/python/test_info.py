@@ -24,6 +24,9 @@ def test_info_names_what_is_built():
     assert ready == "ready"
     assert pathlib.Path(path).name.startswith(f"_torch-{_native.minor(torch.__version__)}.cpython-")
     assert lines["torch"] == importlib.metadata.version("torch")
+    assert lines["torch.compile"] == "norms are fused with their neighbours"
+    off = info_lines(EVENKEEL_FUSE_COMPILED="0")["torch.compile"]
+    assert off == "norms are not fused: EVENKEEL_FUSE_COMPILED is 0"
 
 
 def test_unknown_command_lists_the_known_ones():

@@ -80,4 +80,3 @@ def uuid():
     folder = pathlib.Path(__file__).parent
     texts = [path.read_bytes() for path in sorted(folder.glob("*.py"))]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
-

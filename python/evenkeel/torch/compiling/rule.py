@@ -143,10 +143,11 @@ class _Costs:
             self.why.append(why)
 
     def verdict(self):
-        sums = (
-            f"{self.evenkeel:.1f} bytes an element, the compiler's norm {self.compiler:.1f}"
+        sums = f"{self.evenkeel:.1f} bytes an element, the compiler's norm {self.compiler:.1f}"
+        return Verdict(
+            self.evenkeel <= self.compiler,
+            ": ".join([sums, ", ".join(self.why)]).removesuffix(": "),
         )
-        return Verdict(self.evenkeel <= self.compiler, ": ".join([sums, ", ".join(self.why)]).removesuffix(": "))
 
 
 def decide(forward, backward, is_backward):
