@@ -1,7 +1,7 @@
 """Training steps of whole models: as they are, after evenkeel's surgery, and without norms.
 
 The three variants are one model with the same parameters in the same memory; surgery and its undoing
-switch between them in every round, but compiled code is made for one after the other. "none", where the
+switch between them in every round, but compiled code is made for one after the other, and for all of them again. "none", where the
 norms only pass x on, is the floor; the share is how much of the way from native to there evenkeel goes.
 Times are medians over the rounds, by CUDA events on a GPU.
 """
@@ -25,9 +25,10 @@ from evenkeel.bench.report import complain, console
 from evenkeel.bench.timing import NO_FIGURE
 
 VARIANTS = ("native", "fused", "none")
-COLUMNS = "date commit machine torch model batch mode variant step_ms peak_gib share loss".split()
+COLUMNS = "date commit machine torch model batch mode variant step_ms spread_ms peak_gib share loss".split()
 
 STEPS, WARM_STEPS = 5, 3  # of a turn, and before the first turn
+CYCLES = 2  # over the variants of a compiled model, each compiled anew: a drift between them shows in the spread
 # Of the loss: evenkeel's norms give bfloat16 under autocast, where torch's give float32.
 TOLERANCE = 1e-2
 
@@ -124,6 +125,7 @@ class Figures(typing.NamedTuple):
     milliseconds: float
     gib: float | None
     loss: float
+    spread: float  # milliseconds between the fastest and the slowest turn
 
 
 def measure(label, training, rounds, compiled=False, seconds=math.inf):
@@ -155,8 +157,9 @@ def measure(label, training, rounds, compiled=False, seconds=math.inf):
         warm(variant)
         take_turns(variant, rounds)
 
-    for variant in VARIANTS:
-        attempt(variant, warm_and_take_turns if compiled else warm)
+    for _ in range(CYCLES if compiled else 1):
+        for variant in list(turns):
+            attempt(variant, warm_and_take_turns if compiled else warm)
     end = time.monotonic() + seconds
     for done in range(0 if compiled else rounds):
         if done and time.monotonic() > end:
@@ -173,6 +176,7 @@ def measure(label, training, rounds, compiled=False, seconds=math.inf):
             statistics.median(milliseconds for milliseconds, _ in found),
             found[-1][1],
             losses[variant],
+            max(found)[0] - min(found)[0],
         )
         for variant, found in turns.items()
     }
@@ -205,9 +209,10 @@ class Report:
             command.append(self.csv, self.columns, self.csv_rows(name, batch, mode, figures))
 
     def csv_rows(self, name, batch, mode, figures):
-        for variant, (milliseconds, gib, loss) in figures.items():
+        for variant, (milliseconds, gib, loss, spread) in figures.items():
             row = {"model": name, "batch": batch, "mode": mode, "variant": variant}
-            row |= {"step_ms": f"{milliseconds:.2f}", "loss": f"{loss:.4f}"}
+            row |= {"step_ms": f"{milliseconds:.2f}", "spread_ms": f"{spread:.2f}"}
+            row |= {"loss": f"{loss:.4f}"}
             if gib is not None:
                 row["peak_gib"] = f"{gib:.2f}"
             if variant == "fused" and share(figures) is not None:
