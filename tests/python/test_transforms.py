@@ -342,13 +342,14 @@ def test_compiled_model(backend):
     compiled = torch.compile(copy.deepcopy(model), backend=backend, fullgraph=True, dynamic=True)
     for size in (3, 5):
         x = random((size, 6, 8), seed=size)
+        # Of squares there would be no gradient before the last norm.
         with torch.compiler.set_stance("default" if size == 3 else "fail_on_recompile"):
             y = compiled(x)
-            y.pow(2).sum().backward()
-        model(x).pow(2).sum().backward()
+            y.pow(3).sum().backward()
+        model(x).pow(3).sum().backward()
         torch.testing.assert_close(y, model(x))
         for ours, reference in zip(compiled.parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
