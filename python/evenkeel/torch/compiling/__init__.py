@@ -1,6 +1,6 @@
 """Norms in compiled models: Inductor's hooks, and the switch.
 
-Three passes are added to torch._inductor.config, behind whatever passes are there: before autograd (fusing.take_in_silu),
+Three passes are added to torch._inductor.config, behind whatever passes are there: before autograd (fusing.take_in_activation),
 on the graph of both passes (rule.decide; norms that are handed back become native.py's formulas), and on each of the two
 graphs that this one is divided into (fusing.join). functional.py has them installed when an operator is first traced,
 by when Inductor has been imported, and again whenever it is traced: torch keeps its configuration by thread, and anybody

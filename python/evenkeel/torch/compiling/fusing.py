@@ -1,6 +1,6 @@
 """The rewriting: neighbours of a norm go into its operator.
 
-Before autograd (`take_in_silu`), since the activation's gradient then never comes into being. In the graphs of the
+Before autograd (`take_in_activation`), since the activation's gradient then never comes into being. In the graphs of the
 forward and the backward pass (`join`), since what is kept for the backward pass has been decided by then: a sum may be
 computed again out of its summands where that keeps less. Everything is looked at before anything is changed.
 """
@@ -17,7 +17,7 @@ _GROUP_NORMS = torch.ops.evenkeel.group_norm, torch.ops.evenkeel.group_norm.defa
 _SILUS = F.silu, torch.ops.aten.silu, torch.ops.aten.silu.default
 
 
-def take_in_silu(graph):
+def take_in_activation(graph):
     """Group norm and the SiLU of its result, in the graph as dynamo or an exported program has it."""
     for silu in list(graph.nodes):
         if silu.op != "call_function" or silu.target not in _SILUS:

@@ -46,7 +46,7 @@ class Chain(CustomGraphPass):
 
 def passes():
     return {
-        "pre_grad_custom_pass": Pass(fusing.take_in_silu),
+        "pre_grad_custom_pass": Pass(fusing.take_in_activation),
         "joint_custom_pre_pass": Pass(joint.hand_back),
         "post_grad_custom_pre_pass": Pass(fusing.join),
     }
