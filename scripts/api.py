@@ -50,8 +50,9 @@ def definition(module, name):
     """The module that defines a name of a package, and the node: the last one, which follows its overloads."""
     files = {module: path_of(module)}
     if files[module].name == "__init__.py":
-        submodules = sorted(files[module].parent.glob("[a-z]*.py"))
-        files |= {f"{module}.{path.stem}": path for path in submodules}
+        folder = files[module].parent
+        for path in sorted(folder.rglob("[a-z]*.py")):
+            files[".".join([module, *path.relative_to(folder).with_suffix("").parts])] = path
     for where, path in files.items():
         found = [
             node
