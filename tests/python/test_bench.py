@@ -3,12 +3,16 @@
 No time is judged here: only that there is one, and that everything that is made of it fits together.
 """
 
+import contextlib
 import csv
+import functools
+import gc
 import importlib
 import json
 import pathlib
 import re
 import types
+import weakref
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -386,6 +390,19 @@ def test_graphs_take_turns_in_one_memory_and_name_failures(monkeypatch):
     assert order == ["a", "c"] * 3
     assert len(pools) == 2 and pools[0] is pools[1]
     assert str(failures["b"]) == "lost"
+
+
+def test_what_a_graph_reads_stays(monkeypatch):
+    """A capture empties torch's cache, and a replay would read memory that is no longer there."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: types.SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    operand = torch.zeros(1)
+    there = weakref.ref(operand)
+    graph = timing.Graph([functools.partial(torch.clone, operand)], pool=None)
+    del operand
+    gc.collect()
+    assert there() is not None, graph
 
 
 def test_every_contender_has_a_title_a_maker_and_a_colour():

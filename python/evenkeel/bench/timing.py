@@ -59,10 +59,13 @@ class Result(typing.NamedTuple):
 
 
 class Graph:
-    """Calls that were captured. Each writes to memory of its own; other graphs of the pool may get it."""
+    """Calls that were captured. Each writes to memory of its own; other graphs of the pool may get it.
+
+    What the calls read has to stay: a replay reads it where it was.
+    """
 
     def __init__(self, calls, pool):
-        self.count = len(calls)
+        self.calls = calls
         for _ in range(WARM_CALLS):
             kept = [call() for call in calls]
         del kept
@@ -82,7 +85,7 @@ class Graph:
             self.graph.replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / (REPLAYS * self.count)
+        return begin.elapsed_time(end) * 1e3 / (REPLAYS * len(self.calls))
 
 
 def in_turns(count, timers):
