@@ -3,8 +3,9 @@
 // Forward: a row is read for its moments and again, out of the cache, to be normalized. Backward:
 // two rows are read for their sums and the parameter sums, and again for dx.
 //
-// With a residual, a prologue adds a batch of rows, and their sum takes the place of x. An epilogue
-// adds dsum to the gradient of a piece of a row, in L1, and stores it as dx, as dresidual, or both.
+// With a residual, a prologue adds a batch of rows, and their sum takes the place of x. dsum is added
+// where dx is computed, if all types are one. If not, or if there is a dresidual, an epilogue adds it
+// to the gradient of a piece of a row, in L1, and stores it as dx, as dresidual, or both.
 
 // NOLINTNEXTLINE(llvm-header-guard): Highway includes this file once per instruction set.
 #if defined(EVENKEEL_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -395,31 +396,62 @@ struct Rows : Job<In> {
       share.gradient[i] = static_cast<Compute>(call.centers() ? sums.sum[i] * factor : 0);
       share.product[i] = static_cast<Compute>(sums.product[i] * factor);
     }
-    if (call.dsum || call.dresidual) return summed_gradients(batch, rows, share, start, n);
+    const bool adds = static_cast<bool>(call.dsum);
+    if (call.dresidual || (adds && !adds_directly()))
+      return summed_gradients(batch, rows, share, start, n);
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
-      const bool ahead = even_ && n == plan.length && n <= kShortRow;
-      with_spans<kUsual<decltype(cast)>>(
-          batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
-            const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
-            for (int64_t i = 0; i < count; ++i) {
-              if (!spans.exists(i)) continue;
-              const int64_t parameter = spans.parameters(i) + start;
-              if (ahead) fetch(x(i) + count * stride(call.x), length);
-              if (ahead) fetch(dy(i) + count * stride(call.dy), length);
-              input_gradient<kSilu, kStream, kCenter>(
-                  x(i) + start, dy(i) + start, dx(i) + start, length, Scalar(d, batch.mean[i]),
-                  Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]),
-                  Scalar(d, share.product[i]), this->weight() + parameter, this->bias() + parameter,
-                  cast);
-            }
-          });
+      if constexpr (kAddsDirectly && !kSilu && kUsual<decltype(cast)>) {
+        if (HWY_UNLIKELY(adds))
+          return gradients_of<kSilu, kStream, kCenter, true>(batch, rows, share, start, n, cast);
+      }
+      gradients_of<kSilu, kStream, kCenter, false>(batch, rows, share, start, n, cast);
     });
+  }
+
+  // Whether dsum is added in the loop that computes dx: for others it is not worth the instances.
+  static constexpr bool kAddsDirectly = requires { typename In::Stored; };
+  bool adds_directly() const {
+    return kAddsDirectly && call.dsum.dtype == call.x.dtype &&
+           call.activation == EK_ACTIVATION_NONE && !cast().on;
+  }
+
+  template <bool kSilu, bool kStream, bool kCenter, bool kAdds, class Cast>
+  HWY_INLINE void gradients_of(const Batch& batch, int64_t rows, const Shares& share, int64_t start,
+                               int64_t n, Cast cast) const {
+    const bool ahead = even_ && n == plan.length && n <= kShortRow;
+    with_spans<kUsual<Cast>>(
+        batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
+          const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
+          const auto dsum = spans.of(kAdds ? call.dsum : call.dx);
+          const auto more = [&](int64_t i) EK_LAMBDA {
+            if constexpr (kAdds) {
+              return Another<In>{dsum(i) + start};
+            } else {
+              return Nothing();
+            }
+          };
+          for (int64_t i = 0; i < count; ++i) {
+            if (!spans.exists(i)) continue;
+            const int64_t parameter = spans.parameters(i) + start;
+            if (ahead) fetch(x(i) + count * stride(call.x), length);
+            if (ahead) fetch(dy(i) + count * stride(call.dy), length);
+            if constexpr (kAdds) {
+              // Nobody has read this before, and a row is too short for the processor to notice.
+              const int64_t next = stride(call.dsum) * (ahead ? count : 1);
+              fetch(dsum(i) + start + next, std::min(length, kSlice));
+            }
+            input_gradient<kSilu, kStream, kCenter>(
+                x(i) + start, dy(i) + start, dx(i) + start, length, Scalar(d, batch.mean[i]),
+                Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
+                this->weight() + parameter, this->bias() + parameter, cast, more(i));
+          }
+        });
   }
 
   // Elements whose gradient lies in L1 until it is stored.
   static constexpr int64_t kPiece = 1024;
 
-  // The same with a dsum or a dresidual.
+  // The same in two steps, for a dresidual, several types, or what else a dsum may meet.
   HWY_NOINLINE void summed_gradients(const Batch& batch, int64_t rows, const Shares& share,
                                      int64_t start, int64_t length) const {
     HWY_ALIGN Compute piece[kPiece];
@@ -427,10 +459,18 @@ struct Rows : Job<In> {
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
       const Scattered spans{*this, batch.at, batch.end};
       const auto x = spans.of(call.x), dy = spans.of(call.dy);
+      const auto dsum = [&](int64_t i) EK_LAMBDA {
+        return Any<Compute>(call.dsum.data, call.dsum.dtype) + offset(call.dsum, batch.at[i]);
+      };
+      const bool ahead = even_ && length == plan.length && length <= kShortRow;
       for (int64_t i = 0; i < rows; ++i) {
         if (!spans.exists(i)) continue;
+        if (ahead) fetch(x(i) + rows * stride(call.x), length);
+        if (ahead) fetch(dy(i) + rows * stride(call.dy), length);
+        if (ahead && call.dsum) fetch(dsum(i) + rows * stride(call.dsum), length);
         for (int64_t done = 0; done < length; done += kPiece) {
           const int64_t at = start + done, n = std::min(kPiece, length - done);
+          if (!ahead && call.dsum) fetch(dsum(i) + at + stride(call.dsum), n);
           input_gradient<kSilu, false, kCenter>(
               x(i) + at, dy(i) + at, LaneOrder<In>{gradient}, n, Scalar(d, batch.mean[i]),
               Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),

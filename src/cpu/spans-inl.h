@@ -409,14 +409,32 @@ HWY_INLINE auto reduce_plane(In x, In dy, int64_t n, double mean_value, double r
   return two_sums<In>(d, n, add);
 }
 
+// What is added to a gradient: nothing,
+struct Nothing {
+  template <class D, class Access>
+  HWY_INLINE Vec<D> operator()(D, Vec<D> gradient, int64_t, Access) const {
+    return gradient;
+  }
+};
+// or another one.
+template <class In>
+struct Another {
+  In from;
+
+  template <class D, class Access>
+  HWY_INLINE Vec<D> operator()(D d, Vec<D> gradient, int64_t i, Access access) const {
+    return hn::Add(gradient, access.load(d, from, i));
+  }
+};
+
 // dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd
 // times the means of dz * weight and of dz * weight * normalized. Without a center the mean and
 // gradient_share are nought.
 template <bool kSilu, bool kStream, bool kCenter, class In, class Out, class Stat, class Weight,
-          class Cast>
+          class Cast, class More = Nothing>
 HWY_INLINE void input_gradient(In x, In dy, Out dx, int64_t n, Stat mean, Stat rstd,
                                Stat gradient_share, Stat product_share, Weight weight, Weight bias,
-                               Cast cast) {
+                               Cast cast, More more = {}) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, dx, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto r = access.load(d, rstd, i);
@@ -428,7 +446,7 @@ HWY_INLINE void input_gradient(In x, In dy, Out dx, int64_t n, Stat mean, Stat r
     const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, w, b, cast);
     const auto g = hn::Mul(dz, w);
     const auto own = kCenter ? hn::MulSub(g, r, access.load(d, gradient_share, i)) : hn::Mul(g, r);
-    return hn::NegMulAdd(normalized, access.load(d, product_share, i), own);
+    return more(d, hn::NegMulAdd(normalized, access.load(d, product_share, i), own), i, access);
   });
 }
 

@@ -291,8 +291,9 @@ struct Any {
 // Prefetches n elements, to be read or written soon.
 template <bool kToWrite = false, class In>
 HWY_INLINE void fetch(In from, int64_t n) {
-  const int64_t step = 64 / from.element();
-  for (int64_t i = 0; i < n; i += step) __builtin_prefetch((from + i).data, kToWrite);
+  const auto* const data = reinterpret_cast<const char*>(from.data);
+  const int64_t bytes = n * from.element();
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, kToWrite);
 }
 
 // An operand that is the same for every element.
