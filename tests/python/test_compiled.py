@@ -181,6 +181,10 @@ HANDED_BACK = {
         lambda: One(ek.RMSNorm(WIDTH, activation="silu"), behind=torch.Tensor.float).to(BF16),
         "dtypes are mixed beside an activation",
     ),
+    "mixed dtypes and odd rows": (
+        lambda: One(ek.RMSNorm(33), behind=torch.Tensor.float, width=33).to(BF16),
+        "y is wider than x and rows are not aligned",
+    ),
 }
 
 
@@ -191,9 +195,10 @@ def test_handed_back(case):
     model = make()
     weight = model.into.weight
     x = torch.randn(8, weight.shape[1], dtype=weight.dtype)
-    if case == "mixed dtypes and SiLU":
-        model.norm.forward = lambda x: ek.rms_norm(
-            x, (WIDTH,), model.norm.weight, activation="silu", out_dtype=torch.float32
+    if case.startswith("mixed dtypes"):
+        norm = model.norm
+        norm.forward = lambda x: ek.rms_norm(
+            x, norm.weight.shape, norm.weight, activation=norm.activation, out_dtype=torch.float32
         )
         model.behind = lambda y: y.to(BF16)
     eager = with_gradients(model, [x])

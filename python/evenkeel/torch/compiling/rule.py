@@ -78,8 +78,8 @@ def not_served(forward):
             return "the length of a row is not known when compiling"
         if length < SHORTEST_ROW:
             return f"rows of {length} elements are too short"
-        if x.dtype.itemsize != a["out_dtype"].itemsize and length * 2 % 16:
-            return "dtypes are mixed and rows are not aligned"
+        if x.dtype.itemsize < a["out_dtype"].itemsize and length * x.dtype.itemsize % 16:
+            return "y is wider than x and rows are not aligned"
         return unserved(x.dtype, a["out_dtype"], has_terms(a))
     return unserved(x.dtype, a["out_dtype"], terms=False)
 
