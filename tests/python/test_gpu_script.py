@@ -114,6 +114,26 @@ def test_a_part_that_fails_is_named(tree, command, fail, part):
     assert gpu(tree, command)[0].returncode == 0
 
 
+def test_some_parts_of_a_command(tree):
+    done, calls = gpu(tree, "bench", "preset residual", "preset host")
+    assert done.returncode == 0, done.stderr
+    presets = [
+        line.split("--preset ")[1].split()[0] for line in calls.splitlines() if "bench" in line
+    ]
+    assert presets == ["host", "residual"]
+    summary = done.stdout.split("---- summary of bench\n")[1].splitlines()
+    assert [line.split("passed")[0].strip() for line in summary] == [
+        "preset host",
+        "preset residual",
+    ]
+    done, calls = gpu(tree, "sanitize", "racecheck", fail="memcheck")
+    assert done.returncode == 0 and "memcheck" not in calls
+    for words in (["nonsense"], ["preset host", "nonsense"]):
+        done, _ = gpu(tree, "bench", *words)
+        assert done.returncode == 1
+        assert "gpu: bench has no part 'nonsense'" in done.stdout
+
+
 def test_the_sanitizers_share_the_cases(tree):
     done, calls = gpu(tree, "sanitize", JOBS="3")
     assert done.returncode == 0, done.stderr
