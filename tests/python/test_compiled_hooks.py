@@ -6,7 +6,6 @@ import logging
 import sys
 import textwrap
 import threading
-import types
 
 import pytest
 import torch
@@ -160,11 +159,22 @@ def test_module_of_hooks_is_gone(monkeypatch):
 
 def test_a_pass_that_fails_leaves_the_graph(caplog):
     def fails(graph):
-        raise KeyError("moved")
+        raise ValueError("lost")
 
     with caplog.at_level(logging.WARNING, "evenkeel.compile"):
-        hooks.Pass(fails)(types.SimpleNamespace())
+        hooks.Pass(fails)(torch.fx.symbolic_trace(nn.Linear(2, 2)).graph)
     assert "left as they are" in caplog.text
+
+
+def test_a_pass_that_fails_midway_ends_the_compilation():
+    def fails(graph):
+        node = next(node for node in graph.nodes if node.op == "call_function")
+        node.args = node.args[::-1]
+        raise ValueError("lost")
+
+    graph = torch.fx.symbolic_trace(lambda a, b: a - b).graph
+    with pytest.raises(RuntimeError, match=r"EVENKEEL_FUSE_COMPILED=0.*ValueError: lost"):
+        hooks.Pass(fails)(graph)
 
 
 PROGRAM = textwrap.dedent(

@@ -1,7 +1,8 @@
 """The passes as Inductor's hooks take them: objects with a uuid, so that its caches stay in use.
 
 Newer versions of torch take a list of passes for each hook, older ones a single one: there, another's pass and ours are
-chained. A pass that fails leaves its graph as it is, and says so: the model is right, and not fused.
+chained. A pass that fails before it has changed its graph says so: the model is right, and not fused. One that fails
+later ends the compilation: what it leaves might not be the model.
 """
 
 from torch._inductor import custom_graph_pass
@@ -13,6 +14,10 @@ from evenkeel.torch.compiling import fusing, joint, report
 _listed = getattr(custom_graph_pass, "get_custom_graph_passes", None)
 
 
+def _state(graph):
+    return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
+
+
 class Pass(CustomGraphPass):
     """A function of a graph that is one of evenkeel's passes."""
 
@@ -20,9 +25,15 @@ class Pass(CustomGraphPass):
         self.function = function
 
     def __call__(self, graph):
+        before = _state(graph)
         try:
             self.function(graph)
-        except Exception:
+        except Exception as error:
+            if _state(graph) != before:
+                raise RuntimeError(
+                    "evenkeel could not finish fusing the norms of a compiled model. Without that it compiles with "
+                    f"{compiling.SWITCH}=0 in the environment. Please report this: {type(error).__name__}: {error}"
+                ) from error
             report.log.warning("norms of this graph are left as they are", exc_info=True)
 
     def uuid(self):
