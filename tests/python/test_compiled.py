@@ -87,32 +87,6 @@ def test_neighbours_join(name, mode):
     assert error(got, eager) <= (1e-5 if mode == "float32" else 3e-2)
 
 
-def test_unet():
-    """diffusers': group norms with SiLU as a function, layer norms in its transformers, timesteps, skips."""
-    diffusers = pytest.importorskip("diffusers")
-    torch.manual_seed(0)
-    model = diffusers.UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(32, 64),
-        layers_per_block=1,
-        cross_attention_dim=32,
-        attention_head_dim=8,
-        norm_num_groups=8,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )
-    ek.fuse(model)
-    backend = Compiled()
-    inputs = torch.randn(2, 4, 8, 8), torch.tensor([1, 7]), torch.randn(2, 5, 32)
-    eager = with_gradients(model, inputs)
-    assert error(with_gradients(model, inputs, torch.compile(model, backend=backend)), eager) < 1e-4
-    joined = [
-        call for call in backend.calls(torch.ops.evenkeel.forward.default) if call["activation"]
-    ]
-    resnets = sum("ResnetBlock2D" in type(m).__name__ for m in model.modules())
-    assert len(joined) >= 2 * resnets
-
-
 # ---- with Inductor's code ----
 
 
