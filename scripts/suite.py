@@ -3,9 +3,9 @@
     python scripts/suite.py --jobs 4 tests/python
 
 A process that dies is a failure and takes no other file with it. Files with "cuda" in their names want
-the GPU for themselves: they run first, one after the other. test_composer.py runs with the Python that
-EVENKEEL_COMPOSER_PYTHON names, if any. What failed is printed in full; every reason for a skipped test
-is printed at the end, with how many tests it kept from running.
+the GPU for themselves: they run first, one after the other. Those that need packages beside the trainers'
+(COMPOSERS) run with the Python that EVENKEEL_COMPOSER_PYTHON names, if any. What failed is printed in full;
+every reason for a skipped test is printed at the end, with how many tests it kept from running.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_COLLECTED = 5  # pytest's status
+# With Composer, diffusers, kernels, timm: the list of tests/CMakeLists.txt.
+COMPOSERS = "test_compiled_unet test_composer test_examples test_kernels test_timm".split()
 
 
 @dataclass
@@ -69,7 +71,7 @@ def read(report: Path, name: str) -> Outcome:
 
 def python_for(path: Path) -> str:
     composer = os.environ.get("EVENKEEL_COMPOSER_PYTHON")
-    return composer if composer and path.name == "test_composer.py" else sys.executable
+    return composer if composer and path.stem in COMPOSERS else sys.executable
 
 
 def run(path: Path, seconds: float, threads: int) -> Outcome:

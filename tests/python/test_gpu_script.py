@@ -6,6 +6,8 @@ must not be lost among those that passed.
 
 import os
 import pathlib
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -267,3 +269,9 @@ def test_suite_that_skips_everything_fails(suite):
     done = suite("test_absent.py")
     assert done.returncode == 1
     assert "failed: no test passed" in done.stdout
+
+
+def test_suite_and_ctest_use_the_same_python():
+    rules = (ROOT / "tests" / "CMakeLists.txt").read_text()
+    (names,) = re.findall(r"set\(composer_tests (.*)\)", rules)
+    assert names.split() == runpy.run_path(str(ROOT / "scripts" / "suite.py"))["COMPOSERS"]
