@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_COLLECTED = 5  # pytest's status
-# With Composer, diffusers, kernels, timm: the list of tests/CMakeLists.txt.
+# Of tests/python, with Composer, diffusers, kernels, timm: the list of tests/CMakeLists.txt.
 COMPOSERS = "test_compiled_unet test_composer test_examples test_kernels test_timm".split()
 
 
@@ -71,7 +71,8 @@ def read(report: Path, name: str) -> Outcome:
 
 def python_for(path: Path) -> str:
     composer = os.environ.get("EVENKEEL_COMPOSER_PYTHON")
-    return composer if composer and path.stem in COMPOSERS else sys.executable
+    needs_it = path.parent.name == "python" and path.stem in COMPOSERS
+    return composer if composer and needs_it else sys.executable
 
 
 def run(path: Path, seconds: float, threads: int) -> Outcome:

@@ -16,6 +16,7 @@ SERVER = """
 import sys
 import numpy as np
 import tensorflow as tf
+tf.config.experimental.enable_tensor_float_32_execution(False)  # as here
 tf.load_op_library(sys.argv[1])
 model = tf.saved_model.load(sys.argv[2])
 np.save(sys.argv[4], model.serve(tf.constant(np.load(sys.argv[3]))).numpy())
