@@ -33,6 +33,10 @@ SIZES = {
     "pad_token_id": 0,
 }
 TOKENS = torch.arange(24).reshape(2, 12)
+of_transformers = pytest.mark.skipif(
+    not transformers.utils.is_kernels_available(),
+    reason=f"transformers {transformers.__version__} takes another version of kernels than {kernels.__version__}",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,7 @@ def run(model):
     return loss.item(), [p.grad for p in model.parameters()]
 
 
+@of_transformers
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mistral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_training_is_that_of_fuse(name, dtype):
@@ -117,6 +122,7 @@ def test_compiled_models_keep_their_own():
     assert not any(map(is_ours, marked(model)))
 
 
+@of_transformers
 def test_transformers_own_mapping_names_evenkeel():
     """For GPUs too, where it would name another kernel and use_kernels=True registers it."""
     mapping = transformers.integrations.hub_kernels.get_kernel_mapping_transformers()["RMSNorm"]

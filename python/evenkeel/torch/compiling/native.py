@@ -62,13 +62,12 @@ class _Norm:
         return (centered * rstd).reshape(self.x.shape)
 
     def cast(self, normalized):
-        if self.casting != CASTINGS["llama"]:
-            return normalized
-        return normalized.to(self.x.dtype).to(self.compute)
+        # What it is multiplied with makes it wide again, as in a Llama: torch 2.11 would drop a second cast and the first.
+        return normalized.to(self.x.dtype) if self.casting == CASTINGS["llama"] else normalized
 
     def before_activation(self, normalized):
         z = self.cast(normalized)
-        z = z if self.weight is None else z * self.weight
+        z = z.to(self.compute) if self.weight is None else z * self.weight
         return z if self.bias is None else z + self.bias
 
     def nothing(self, dtype):
