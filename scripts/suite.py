@@ -2,8 +2,8 @@
 
     python scripts/suite.py --jobs 4 tests/python
 
-A process that dies is a failure and takes no other file with it. Files with "cuda" in their names want
-the GPU for themselves: they run first, one after the other. Those that need packages beside the trainers'
+A process that dies is a failure and takes no other file with it. Files that need most of a GPU's memory
+(ALONE) run first, one after the other. Those that need packages beside the trainers'
 (COMPOSERS) run with the Python that EVENKEEL_COMPOSER_PYTHON names, if any. What failed is printed in full;
 every reason for a skipped test is printed at the end, with how many tests it kept from running.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_COLLECTED = 5  # pytest's status
+ALONE = ["test_cuda_many_elements"]
 # Of tests/python, with Composer, diffusers, kernels, timm: the list of tests/CMakeLists.txt.
 COMPOSERS = "test_compiled_unet test_composer test_examples test_kernels test_timm".split()
 
@@ -113,8 +114,9 @@ def run(path: Path, seconds: float, threads: int) -> Outcome:
 
 def run_all(paths: list[Path], jobs: int, seconds: float) -> Outcome:
     cores = len(os.sched_getaffinity(0))
-    alone = [path for path in paths if "cuda" in path.name]
-    beside = [path for path in paths if path not in alone]
+    alone = [path for path in paths if path.stem in ALONE]
+    # Those with many tests of the GPU take longest.
+    beside = sorted(set(paths) - set(alone), key=lambda path: ("cuda" not in path.name, path))
     total = Outcome()
     for path in alone:
         total.add(run(path, seconds, cores))

@@ -180,16 +180,6 @@ def check_graph(call, dy):
 # ---- memory ----
 
 
-@pytest.fixture(params=[2**31, 2**32], ids=["beyond 2^31", "beyond 2^32"])
-def many_elements(request):
-    """How many, where there is room for four bfloat16 tensors of them and more."""
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 60e9:
-        pytest.skip("needs 60 GB of free GPU memory")
-    yield request.param
-    torch.cuda.empty_cache()
-
-
 @contextlib.contextmanager
 def poisoned_memory():
     """New memory is full of NaN."""

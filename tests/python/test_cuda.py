@@ -20,13 +20,11 @@ from cuda_support import (
     check_graph,
     check_on_gpu,
     check_parts_alone,
-    check_samples,
     check_two_streams,
     dtype_pairs,
     floats,
     gradient_for,
     large,
-    many_elements,
     moved,
     needs_kernels,
     needs_two_gpus,
@@ -35,7 +33,6 @@ from cuda_support import (
 from support import HALVES, ROW_NORMS, Call, make, name_of, random, with_gradients
 
 pytestmark = needs_kernels
-elements = many_elements
 
 LENGTHS = [1, 7, 64, 128, 256, 300, 512, 768, 1000, 1024, 2048, 3001, 4096, 5120, 8192]
 LENGTHS += [12288, 16384, 20000, 65536, 131072, 262144, 300000]
@@ -186,18 +183,6 @@ def test_graph(norm, dtype, shape):
 
 
 # ---- memory ----
-
-
-@pytest.mark.parametrize("length", [64, 4096])
-@row_norms
-def test_many_elements(norm, elements, length):
-    """Rows at the beginning, in the middle and at the end are right."""
-    rows = elements // length + 5
-
-    def some(tensor):
-        return torch.cat([tensor[first : first + 3] for first in (0, rows // 2 - 1, rows - 3)])
-
-    check_samples(*large_call(norm, (rows, length), torch.bfloat16), some)
 
 
 @pytest.mark.parametrize("length", SOME_LENGTHS)

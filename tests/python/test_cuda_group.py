@@ -21,22 +21,19 @@ from cuda_support import (
     check_graph,
     check_on_gpu,
     check_parts_alone,
-    check_samples,
     check_two_streams,
     dtype_pairs,
     floats,
     gradient_for,
     large,
-    many_elements,
     moved,
     needs_kernels,
     needs_two_gpus,
 )
 
-from support import Call, check, check_same, make, name_of, random, with_gradients
+from support import Call, check_same, make, name_of, random, with_gradients
 
 pytestmark = needs_kernels
-elements = many_elements
 
 layouts = pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 
@@ -293,44 +290,6 @@ def test_graph(dtype, last, shape, groups):
 
 
 # ---- memory ----
-
-
-@shapes({"kept": ((64, 32, 32), 8), "read twice": ((50, 37, 29), 5)})
-@layouts
-def test_many_elements(last, shape, groups, elements):
-    """Samples at the beginning, in the middle and at the end are right."""
-    samples = elements // math.prod(shape) + 5
-
-    def some(tensor):
-        return torch.cat([tensor[first : first + 2] for first in (0, samples // 2, samples - 2)])
-
-    check_samples(*large_call((samples, *shape), groups, last, torch.bfloat16), some)
-
-
-@layouts
-def test_many_elements_of_a_group(last, elements):
-    """Pixels at the beginning, in the middle and at the end are right, though all are one group's."""
-    shape = (1, 8, elements // 8 + 8)
-    x, dy = (large_image(shape, last, torch.bfloat16, seed) for seed in (1, 2))
-    actual = with_gradients(Call.ours, Call("group_norm", x, 1), dy)
-
-    def mean(function, *tensors):
-        parts = zip(*(tensor[0].split(2**24, dim=1) for tensor in tensors), strict=True)
-        return sum(function(*(t.double() for t in part)).sum() for part in parts) / x.numel()
-
-    center = mean(lambda x: x, x)
-    rstd = (mean(lambda x: (x - center).square(), x) + 1e-5).rsqrt()
-    product = mean(lambda x, dy: dy * (x - center) * rstd, x, dy)
-    plain = mean(lambda dy: dy, dy)
-
-    def some(tensor):
-        pixels = (0, shape[2] // 2, shape[2] - 100)
-        return torch.cat([tensor[..., first : first + 100] for first in pixels], dim=-1)
-
-    normalized = (some(x).double() - center) * rstd
-    expected = (some(dy).double() - plain - normalized * product) * rstd
-    check(some(actual["y"]), normalized, "y")
-    check(some(actual["dx"]), expected, "dx")
 
 
 @shapes(WAYS)

@@ -205,7 +205,7 @@ def test_error(broken):
     "test_unreadable.py": "import absent\n",
     "test_empty.py": "x = 1\n",
     "test_right.py": "def test_right():\n    pass\n",
-    "test_cuda_right.py": "def test_right():\n    pass\n",
+    "test_cuda_many_elements.py": "def test_right():\n    pass\n",
 }
 
 
@@ -229,7 +229,9 @@ def suite(tmp_path):
 
 
 def test_suite_counts_and_names(suite):
-    done = suite("test_mixed.py", "test_absent.py", "test_right.py", "test_cuda_right.py", jobs=3)
+    done = suite(
+        "test_mixed.py", "test_absent.py", "test_right.py", "test_cuda_many_elements.py", jobs=3
+    )
     assert done.returncode == 1, done.stdout
     *lines, last = done.stdout.splitlines()
     assert last.startswith("FAILED: 9 tests: 3 passed, 2 failed, 4 skipped, in ")
@@ -238,7 +240,7 @@ def test_suite_counts_and_names(suite):
     failed = [line.rpartition("::")[2] for line in lines if line.startswith("failed: ")]
     assert failed == ["test_wrong", "test_error"]
     assert "assert 1 == 2" in done.stdout
-    assert "test_cuda_right.py" in lines[0]  # alone, before the others
+    assert "test_cuda_many_elements.py" in lines[0]  # alone, before the others
 
 
 def test_suite_passes(suite):
