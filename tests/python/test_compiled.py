@@ -394,3 +394,19 @@ def test_export_is_unharmed():
     found = [str(node.target) for node in program.graph.nodes]
     assert found.count("evenkeel.layer_norm.default") == NORMS
     torch.testing.assert_close(program.module()(*inputs), model(*inputs))
+
+
+def test_generated_code_ahead_of_time(tmp_path):
+    """AOTInductor: norms join in the package's code, too."""
+    block = PreNorm()
+    ek.fuse(block)
+    x = torch.randn(4, LENGTH, WIDTH)
+    batch = torch.export.Dim.DYNAMIC
+    program = torch.export.export(block.eval(), (x,), dynamic_shapes=({0: batch},))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/block.pt2")
+    compiled = torch._inductor.aoti_load_package(path)
+    assert [line.why for line in ek.compile_report().lines] == ["alone", "with the residual"]
+    for rows_of in (4, 7):
+        x = torch.randn(rows_of, LENGTH, WIDTH)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), block(x))
