@@ -8,6 +8,7 @@ import datetime
 import time
 import traceback
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -18,8 +19,22 @@ SECONDS = 120  # for all checks together
 SECONDS_APART = 20  # that one process waits for the other
 
 
-def failures_of(checks, directory):
-    """The texts of what went wrong by check; a check is a function of the mesh, and its arguments."""
+def in_two_processes(checks):
+    """A test for each check; a check is a function of the mesh, and its arguments."""
+    failures = {}
+
+    @pytest.mark.parametrize("name", checks)
+    def test_two_processes(name, tmp_path_factory):
+        if not failures:
+            failures.update(dict.fromkeys(checks, "the processes did not come to an end"))
+            failures.update(_failures_of(checks, tmp_path_factory.mktemp("processes")))
+        assert not failures[name], failures[name]
+
+    return test_two_processes
+
+
+def _failures_of(checks, directory):
+    """The texts of what went wrong by check."""
     processes = torch.multiprocessing.spawn(
         _run, args=(checks, directory), nprocs=PROCESSES, join=False
     )

@@ -4,12 +4,11 @@ as they do in one process, and gradients are those of one process that has all t
 
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from compiled_support import Compiled, error, with_gradients
 from compiled_zoo import LENGTH, WIDTH, PreNorm, Stack
-from processes import PROCESSES, failures_of
+from processes import PROCESSES, in_two_processes
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,11 +92,4 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory):
-    return failures_of(CHECKS, tmp_path_factory.mktemp("processes"))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_two_processes(name, failures):
-    assert not failures[name], failures[name]
+test_two_processes = in_two_processes(CHECKS)

@@ -4,10 +4,9 @@ Two processes run all checks one after the other, and each check is one test. Th
 compared with one process's on all the data: float32, to 1e-5.
 """
 
-import pytest
 import torch
 import torch.distributed as dist
-from processes import PROCESSES, failures_of
+from processes import PROCESSES, in_two_processes
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -292,11 +291,4 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory):
-    return failures_of(CHECKS, tmp_path_factory.mktemp("processes"))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_two_processes(name, failures):
-    assert not failures[name], failures[name]
+test_two_processes = in_two_processes(CHECKS)

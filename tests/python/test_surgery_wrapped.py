@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from handwritten import HONEST, Llama
-from processes import PROCESSES, failures_of
+from processes import PROCESSES, in_two_processes
 from surgery_support import (
     NAMES,
     WIDTH,
@@ -164,14 +164,7 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory):
-    return failures_of(CHECKS, tmp_path_factory.mktemp("processes"))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_two_processes(name, failures):
-    assert not failures[name], failures[name]
+test_two_processes = in_two_processes(CHECKS)
 
 
 # ---- compiled and traced ----
