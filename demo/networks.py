@@ -1,7 +1,7 @@
-"""The demo's models: those that `python -m evenkeel bench surgery` times, made ready to learn something.
+"""The demo's models: a Llama of transformers, and those that `python -m evenkeel bench surgery` times.
 
-Plain torch modules, as somebody might have written them who has never heard of evenkeel. No dropout, so
-two runs can differ by their norms only. Called with a batch, a model returns its loss.
+As somebody might have written them who has never heard of evenkeel. No dropout, so two runs can differ by their
+norms only. Called with a batch, a model returns its loss.
 """
 
 import torch
@@ -23,6 +23,31 @@ def small_weights(module):
 
 def gpt(classes, length, **sizes):
     return models.Gpt(classes, context=length, **sizes).apply(small_weights)
+
+
+class Llama(nn.Module):
+    """transformers' LlamaForCausalLM as it is: hand-written RMS norms, rotary embeddings, SwiGLU."""
+
+    def __init__(self, classes, length, layers, width, inner, heads, kv_heads):
+        import transformers  # here, so that the other models do without it
+
+        super().__init__()
+        self.llama = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=classes,
+                hidden_size=width,
+                intermediate_size=inner,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=kv_heads,
+                max_position_embeddings=length,
+                tie_word_embeddings=True,
+                use_cache=False,
+            )
+        )
+
+    def forward(self, tokens):
+        return self.llama(input_ids=tokens, labels=tokens).loss
 
 
 class VisionTransformer(nn.Module):
@@ -58,4 +83,4 @@ class ConvNet(nn.Module):
         return F.cross_entropy(self.head(features).float(), labels)
 
 
-MAKERS = {"gpt": gpt, "vit": VisionTransformer, "conv": ConvNet}
+MAKERS = {"llama": Llama, "gpt": gpt, "vit": VisionTransformer, "conv": ConvNet}

@@ -9,32 +9,39 @@ import html
 import json
 import os
 import pathlib
-import statistics
 import string
 
 import matplotlib.pyplot as plt
 import torch
 
 import evenkeel
-from demo import norms
-from demo.training import FUSED, LAST_STEPS, STOCK, TOLERANCE
+from demo import norms, times
+from demo.training import BARE, FUSED, LAST_STEPS, STOCK, TOLERANCE
 from evenkeel.bench import plots
 from evenkeel.bench.report import machine
 
 HERE = pathlib.Path(__file__).parent
 PICTURE = "loss"
 TITLES = {
+    "llama": "A small Llama",
     "gpt": "A small GPT",
     "vit": "A vision transformer",
     "conv": "A conv net of group norms and SiLU",
 }
+# Which norms these are, and who trains with them.
+ABOUT_NORMS = {
+    "llama": "transformers' LlamaRMSNorm, which is hand-written of single operations, as in most models that people "
+    "train today; torch.nn.RMSNorm is another, faster one",
+    "gpt": "torch.nn.LayerNorm",
+    "vit": "torch.nn.LayerNorm",
+    "conv": "torch.nn.GroupNorm, and the SiLU behind it",
+}
 
 
-def collect(settings, runs, surgery, norms_ms, rest_ms):
+def collect(settings, runs, surgery):
     """A dictionary for JSON."""
+    learning = {name: run for name, run in runs.items() if name != BARE}
     difference = runs[FUSED].final_loss - runs[STOCK].final_loss
-    turns = zip(runs[STOCK].seconds, runs[FUSED].seconds, strict=True)
-    low, middle, high = statistics.quantiles([stock / fused for stock, fused in turns], n=4)
     tolerance = TOLERANCE[settings.dtype]
     return {
         "machine": machine(settings.device),
@@ -47,6 +54,7 @@ def collect(settings, runs, surgery, norms_ms, rest_ms):
         "steps": settings.steps,
         "dtype": settings.dtype,
         "seed": settings.seed,
+        "compile": settings.compile,
         "batch": settings.sizes.batch,
         "length": settings.sizes.length,
         "network": settings.sizes.network,
@@ -54,22 +62,26 @@ def collect(settings, runs, surgery, norms_ms, rest_ms):
         "parameters": sum(p.numel() for p in runs[STOCK].model.parameters()),
         "surgery": str(surgery),
         "replaced": len(surgery.replaced),
-        "losses": {name: run.losses for name, run in runs.items()},
-        "final_loss": {name: run.final_loss for name, run in runs.items()},
+        "losses": {name: run.losses for name, run in learning.items()},
+        "final_loss": {name: run.final_loss for name, run in learning.items()},
         "difference": difference,
         "tolerance": tolerance,
         "same": abs(difference) <= tolerance,  # and not if it is no number
-        "step_ms": {n: statistics.median(run.seconds) * 1e3 for n, run in runs.items()},
-        "step_ratio": {"low": low, "median": middle, "high": high},
-        "norms_ms": norms_ms,
-        "rest_ms": rest_ms,
-        "share": norms_ms[STOCK] / (norms_ms[STOCK] + rest_ms),
-        "won": (norms_ms[STOCK] - norms_ms[FUSED]) / (norms_ms[STOCK] + rest_ms),
+        "turns_ms": {n: [1e3 * each for each in run.seconds] for n, run in runs.items()},
+        "times": times.compare({name: run.seconds for name, run in runs.items()}),
     }
 
 
 def percent(value):
-    return f"{100 * value:.1f} %" if value < 0.095 else f"{100 * value:.0f} %"
+    return f"{100 * value:.1f} %" if abs(value) < 0.095 else f"{100 * value:.0f} %"
+
+
+def interval(estimate, digits):
+    return f"{estimate['low']:.{digits}f} to {estimate['high']:.{digits}f}"
+
+
+def milliseconds(estimate):
+    return f"{estimate['value']:.{2 if abs(estimate['value']) < 10 else 1}f}"
 
 
 def loss_sentence(found):
@@ -82,28 +94,48 @@ def loss_sentence(found):
     )
 
 
-def share_sentence(found):
-    """What there is to win at all on this machine."""
-    return f"Norms are {percent(found['share'])} of a step here; that is all there is to win."
+def claim(found):
+    """Which step is faster: 1 evenkeel's, -1 torch's; 0 where noise could have made the difference."""
+    ratio = found["times"]["ratio"]
+    if times.includes(ratio, 1):
+        return 0
+    return 1 if ratio["value"] > 1 else -1
 
 
-def gain_sentence(found):
-    """What was won of it."""
+def step_sentence(found):
+    """How much faster a whole step is, or that this cannot be told."""
     if not found["replaced"]:
         return "evenkeel has replaced no norm of this model on this device, so nothing can change."
-    stock, fused = found["norms_ms"][STOCK], found["norms_ms"][FUSED]
+    ratio, step = found["times"]["ratio"], found["times"]["step"]
+    if not claim(found):
+        return (
+            "Whether a step is faster, this run cannot tell: with evenkeel it is "
+            f"{interval(ratio, 2)} times as fast, which includes 1. "
+            "The machine is too noisy, or the difference too small."
+        )
     return (
-        f"torch spends {stock:.2f} ms of a step in them, evenkeel {fused:.2f} ms: "
-        f"{percent(abs(found['won']))} of a step {'won' if found['won'] >= 0 else 'lost'}."
+        f"A step takes {milliseconds(step[STOCK])} ms stock and {milliseconds(step[FUSED])} ms with evenkeel: "
+        f"{ratio['value']:.2f} times as fast ({interval(ratio, 2)})."
     )
 
 
-def ratio_sentence(found):
-    """The same, measured over whole steps."""
-    ratio = found["step_ratio"]
+def norms_sentence(found):
+    """How much of that is norms: what there is to win, and what was won."""
+    norms_ms, share, saved = (found["times"][name] for name in ("norms", "share", "saved"))
+    if times.includes(norms_ms[STOCK], 0):
+        return (
+            "How much of a step are norms, this run cannot tell either: "
+            f"torch's take {interval(norms_ms[STOCK], 1)} ms of it."
+        )
+    text = (
+        f"torch's norms are {milliseconds(norms_ms[STOCK])} ms of a step, {percent(share['value'])} of it: "
+        "that is all there is to win."
+    )
+    if not found["replaced"] or not claim(found):
+        return text
     return (
-        f"Measured over whole steps, stock takes {ratio['median']:.2f} times as long; half of the "
-        f"comparisons lie between {ratio['low']:.2f} and {ratio['high']:.2f}."
+        f"{text} evenkeel's are {milliseconds(norms_ms[FUSED])} ms: "
+        f"{abs(saved['value']):.1f} ms {'won' if saved['value'] > 0 else 'lost'}."
     )
 
 
@@ -122,7 +154,7 @@ def small(value):
 
 
 def verdict(found):
-    sentences = (loss_sentence, share_sentence, gain_sentence, ratio_sentence, busy_sentence)
+    sentences = (loss_sentence, step_sentence, norms_sentence, busy_sentence)
     return [text for text in (sentence(found) for sentence in sentences) if text]
 
 
@@ -166,14 +198,18 @@ def bar(kind, title, share, text):
 
 
 def step_bars(found):
-    """A step of both runs, with the part that norms have in it."""
-    rest = found["rest_ms"]
-    longest = rest + max(found["norms_ms"].values())
+    """A step of both runs, with the part that norms have in it; nothing where that is not known."""
+    figures = found["times"]
+    if times.includes(figures["norms"][STOCK], 0):
+        return ""
+    rest = figures["rest"]["value"]
+    norms_ms = {name: max(0.0, each["value"]) for name, each in figures["norms"].items()}
+    longest = rest + max(norms_ms.values())
     return "\n".join(
         f'<div class="bar {kind}"><span>{title}</span>'
-        f'<i><b style="width:{100 * found["norms_ms"][name] / longest:.1f}%"></b>'
+        f'<i><b style="width:{100 * norms_ms[name] / longest:.1f}%"></b>'
         f'<s style="width:{100 * rest / longest:.1f}%"></s></i>'
-        f"<em>{found['norms_ms'][name]:.2f} + {rest:.1f} ms</em></div>"
+        f"<em>{milliseconds(figures['norms'][name])} of {milliseconds(figures['step'][name])} ms</em></div>"
         for name, title, kind in ((STOCK, "stock", "torch"), (FUSED, "evenkeel", "ours"))
     )
 
@@ -211,47 +247,84 @@ def facts(found):
     """Pairs for the table of circumstances."""
     sizes = ", ".join(f"{name} {value}" for name, value in found["network"].items())
     names = ("model", "size", "steps", "device", "dtype", "seed")
-    options = " ".join(f"--{name} {found[name]}" for name in names)
+    options = (
+        " ".join(f"--{name} {found[name]}" for name in names) + " --compile" * found["compile"]
+    )
     return {
         "Machine": found["machine"],
         "Versions": f"evenkeel {found['evenkeel']} (commit {found['commit']}), torch {found['torch']}",
         "Model": f"{found['model']}, {found['size']}: {sizes}; {found['parameters']:,} parameters",
         "Data": found["data"],
+        "Norms": ABOUT_NORMS[found["model"]],
         "Training": f"{found['steps']} steps of {found['batch']} x {found['length']}, {found['dtype']}"
-        f"{' autocast' if found['dtype'] == 'bf16' else ''}, AdamW, seed {found['seed']}",
+        f"{' autocast' if found['dtype'] == 'bf16' else ''}, AdamW, seed {found['seed']}"
+        f"{', torch.compile' if found['compile'] else ''}",
         "Taken": f"{found['date']} UTC, in {found['seconds']:.0f} s",
         "Again": f"make demo ARGS='{options}'",
     }
 
 
+def step_tile(found):
+    """Of the first row: (the figure, its title, what stands below)."""
+    ratio, title = found["times"]["ratio"], "Speed of a whole step"
+    if not claim(found):
+        return "no claim", title, f"{interval(ratio, 2)}x: too noisy to tell, or nothing to tell"
+    step = found["times"]["step"]
+    return (
+        f"{ratio['value']:.2f}x",
+        title,
+        f"{milliseconds(step[STOCK])} ms became {milliseconds(step[FUSED])} ms; "
+        f"noise allows {interval(ratio, 2)}x",
+    )
+
+
+def norms_tile(found):
+    title, figures = "Norms in a step", found["times"]
+    norms_ms = figures["norms"]
+    if times.includes(norms_ms[STOCK], 0):
+        return (
+            "no claim",
+            title,
+            f"torch's take {interval(norms_ms[STOCK], 1)} ms: too noisy to tell",
+        )
+    return (
+        f"{milliseconds(norms_ms[STOCK])} \u2192 {milliseconds(norms_ms[FUSED])} ms",
+        title,
+        f"torch's are {percent(figures['share']['value'])} of a step: all there is to win here",
+    )
+
+
+def loss_tile(found):
+    title = "The loss is the same" if found["same"] else "The losses differ"
+    below = f"difference of the final losses; {found['tolerance']} is allowed"
+    return small(abs(found["difference"])), title, below
+
+
+def tiles(found):
+    """What a person wants to know first."""
+    classes = ("same" if found["same"] else "different", "faster" if claim(found) > 0 else "", "")
+    each = zip(classes, (loss_tile(found), step_tile(found), norms_tile(found)), strict=True)
+    return "\n".join(
+        f'<div class="tile {kind}"><strong>{html.escape(figure)}</strong>'
+        f"<span>{html.escape(title)}</span><small>{html.escape(below)}</small></div>"
+        for kind, (figure, title, below) in each
+    )
+
+
 def page(found, picture):
-    stock, fused = (found["norms_ms"][name] for name in (STOCK, FUSED))
-    ratio = found["step_ratio"]
     values = {
         "style": (HERE / "page.css").read_text(),
-        "status": "same" if found["same"] else "different",
-        "same": "The loss is the same" if found["same"] else "The losses differ",
-        "difference": small(abs(found["difference"])),
-        "tolerance": f"{found['tolerance']}",
-        "norm_ratio": f"{stock / fused:.2f}x",
-        "stock_norms": f"{stock:.2f}",
-        "fused_norms": f"{fused:.2f}",
-        "share": percent(found["share"]),
-        "step_ratio": f"{ratio['median']:.2f}x",
-        "low": f"{ratio['low']:.2f}",
-        "high": f"{ratio['high']:.2f}",
-        "stock_ms": f"{found['step_ms'][STOCK]:.1f}",
-        "fused_ms": f"{found['step_ms'][FUSED]:.1f}",
         "model": TITLES[found["model"]],
         "loss_sentence": loss_sentence(found),
-        "share_sentence": share_sentence(found),
-        "gain_sentence": gain_sentence(found),
-        "ratio_sentence": ratio_sentence(found),
+        "step_sentence": step_sentence(found),
+        "norms_sentence": norms_sentence(found),
         "busy_sentence": busy_sentence(found),
         "surgery": found["surgery"],
+        "level": f"{times.LEVEL:.0%}".replace("%", " %"),
     }
     values = {k: v if k == "style" else html.escape(v) for k, v in values.items()}
     values |= {
+        "tiles": tiles(found),
         "losses": embedded(picture),
         "step_bars": step_bars(found),
         "norm_bars": norm_bars(found["bench"]),

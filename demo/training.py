@@ -1,40 +1,31 @@
-"""Both runs of the demo: the same model, batches and order of steps; only the norms differ.
+"""The runs of the demo: the same model, batches and order of steps; only the norms differ.
 
-The runs take turns of a few steps, so that whatever else the machine does hits both alike. Where the time of a
-step goes is asked afterwards, with torch's profiler, because a profiled step takes longer.
+They take turns of a few steps, in an order that is drawn anew each time, so that whatever else the machine does hits
+all alike, and none is always warmed up by the same other.
 """
 
 import dataclasses
 import math
-import os
+import random
 import statistics
 import time
+import types
 import typing
 
 import torch
 
 import evenkeel.torch
-from demo import data, networks
+from demo import data, machine, networks
 from evenkeel.bench import steps as bench
 
 STOCK, FUSED = "stock", "fused"
+BARE = "bare"  # norms, and the SiLU behind group norms, only pass x on; it learns nothing
 DTYPES = ("f32", "bf16")
 LAST_STEPS = 20  # the final loss is the mean of these
 # Of the final losses, in nats. In f32 the runs differ by rounding alone. Under autocast torch's norms give
 # float32 and evenkeel's bfloat16.
 TOLERANCE = {"f32": 0.01, "bf16": 0.05}
 WARM_UP = 0.1  # of the steps, until the learning rate is what it should be
-PROFILED_STEPS = 9
-
-# What norms are made of. evenkeel's do the SiLU behind a group norm too, so torch's SiLU is counted as well.
-TORCH_NORMS = {
-    f"aten::{name}{pass_}"
-    for name in ("native_layer_norm", "native_group_norm", "silu")
-    for pass_ in ("", "_backward")
-}
-OUR_NORMS = {"evenkeel::forward", "evenkeel::backward"}
-OUR_KERNELS = "evenkeel"  # is in the name of each
-COPIES = "aten::copy_"
 
 
 class Size(typing.NamedTuple):
@@ -44,7 +35,22 @@ class Size(typing.NamedTuple):
     network: dict
 
 
+# The llamas have fewer layers than the models whose blocks they have, and a token is a byte.
 MODELS = {
+    "llama": {
+        "tiny": Size(
+            4, 16, 1e-3, {"layers": 2, "width": 32, "inner": 64, "heads": 2, "kv_heads": 1}
+        ),
+        "small": Size(  # SmolLM2-135M's
+            4, 256, 1e-3, {"layers": 4, "width": 576, "inner": 1536, "heads": 9, "kv_heads": 3}
+        ),
+        "medium": Size(  # SmolLM2-360M's
+            8, 512, 6e-4, {"layers": 8, "width": 960, "inner": 2560, "heads": 15, "kv_heads": 5}
+        ),
+        "large": Size(  # TinyLlama's
+            8, 1024, 3e-4, {"layers": 6, "width": 2048, "inner": 5632, "heads": 32, "kv_heads": 4}
+        ),
+    },
     "gpt": {
         "tiny": Size(4, 16, 1e-3, {"layers": 2, "width": 32, "heads": 2}),
         "small": Size(8, 128, 1e-3, {"layers": 4, "width": 128, "heads": 4}),
@@ -64,6 +70,7 @@ MODELS = {
         "large": Size(32, 64, 5e-4, {"channels": 320, "blocks": 8}),
     },
 }
+TEXTS = "llama", "gpt"  # what learns text; the others learn pictures
 STEPS = 400
 
 
@@ -77,11 +84,12 @@ class Settings:
     steps: int | None = None
     dtype: str | None = None
     seed: int = 0
+    compile: bool = False
 
     def __post_init__(self):
         cpu = self.device.type == "cpu"
         self.size = self.size or ("small" if cpu else "large")
-        self.dtype = self.dtype or ("f32" if cpu else "bf16")
+        self.dtype = self.dtype or ("f32" if cpu and not machine.has_bf16() else "bf16")
         self.steps = self.steps or STEPS
 
     @property
@@ -94,11 +102,11 @@ class Settings:
         batch, length, _, network = self.sizes
         if self.model == "conv":
             return f"{batch}x{network['channels']}x{length}x{length}"
-        tokens = length if self.model == "gpt" else (length // networks.PATCH) ** 2
+        tokens = length if self.model in TEXTS else (length // networks.PATCH) ** 2
         return f"{batch * tokens}x{network['width']}"
 
     def data(self):
-        kind = data.Text if self.model == "gpt" else data.Pictures
+        kind = data.Text if self.model in TEXTS else data.Pictures
         return kind(self.sizes.batch, self.sizes.length, self.steps, self.seed, self.device)
 
     def network(self, classes):
@@ -110,12 +118,17 @@ class Settings:
 class Run:
     """A model on its way, with what there is to know about it."""
 
-    def __init__(self, settings, data):
+    def __init__(self, settings, data, learns=True):
         self.settings, self.data = settings, data
-        self.model = settings.network(data.classes)
-        self.rate = settings.sizes.rate
+        self.model = self.forward = settings.network(data.classes)
+        self.rate = settings.sizes.rate if learns else 0.0
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, fused=True)
         self.losses, self.seconds = [], []  # of steps, and of a step on average in each turn
+
+    def compile(self):
+        """Where the settings want it. After surgery, which changes what is compiled."""
+        if self.settings.compile:
+            self.forward = torch.compile(own_code(self.model), dynamic=False)
 
     def step(self, number):
         done = (number + 1) / self.settings.steps
@@ -125,7 +138,7 @@ class Run:
         batch = self.data.batch(number)
         kind = self.settings.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.settings.dtype == "bf16"):
-            loss = self.model(*batch)
+            loss = self.forward(*batch)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -144,85 +157,50 @@ class Run:
         return statistics.fmean(self.losses[-LAST_STEPS:])
 
 
+def own_code(model):
+    """The model's forward as code of its own: what torch compiles belongs to code, and runs would share it."""
+    forward = type(model).forward
+    function = types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__
+    )
+    return types.MethodType(function, model)
+
+
+class PassOn(torch.nn.Module):
+    """The class of a norm that does nothing, but for what autocast does behind every norm: the cast for products."""
+
+    def forward(self, x):
+        kind = x.device.type
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def prepare(settings):
     """{STOCK: Run, FUSED: Run}, and the report of the surgery."""
     if settings.device.type == "cpu":
         bench.tame_cpu()
     data = settings.data()
     runs = {name: Run(settings, data) for name in (STOCK, FUSED)}
-    return runs, evenkeel.torch.fuse(runs[FUSED].model)
+    surgery = evenkeel.torch.fuse(runs[FUSED].model)
+    for run in runs.values():
+        run.compile()
+    return runs, surgery
+
+
+def bare(settings, data):
+    """A run without norms, to take turns with the others."""
+    run = Run(settings, data, learns=False)
+    for item in evenkeel.torch.fuse(run.model).replaced:
+        item.module.__class__ = PassOn
+    run.compile()
+    return run
 
 
 def train(runs, settings, advance):
-    """All steps of both runs; advance(name, steps, loss) is told of every turn."""
+    """All steps of all runs; advance(name, steps, loss) is told of every turn."""
     length = 1 if settings.device.type == "cpu" else 10
-    order = list(runs)
+    order, chance = list(runs), random.Random(settings.seed)
     for begin in range(0, settings.steps, length):
         numbers = range(begin, min(begin + length, settings.steps))
+        chance.shuffle(order)
         for name in order:
             advance(name, len(numbers), runs[name].turn(numbers))
-        order.reverse()  # neither always comes second
-
-
-class Times(typing.NamedTuple):
-    """Of a step, in milliseconds: of the processor, or where there is one, of the GPU."""
-
-    norms: float
-    rest: float
-    copies: float  # a part of the rest
-    copy_count: int
-
-
-def add_up(events, cuda):
-    """Times of what torch's profiler has seen, as its key_averages()."""
-    total = norms = copies = copy_count = 0
-    for event in events:
-        if event.device_type != torch.autograd.DeviceType.CPU:
-            if not event.is_user_annotation:  # but a kernel; the optimizer annotates its steps
-                total += event.self_device_time_total
-                norms += event.self_device_time_total if OUR_KERNELS in event.key else 0
-            continue
-        inside = event.device_time_total if cuda else event.cpu_time_total
-        total += 0 if cuda else event.self_cpu_time_total
-        if event.key in TORCH_NORMS or (event.key in OUR_NORMS and not cuda):
-            norms += inside
-        elif event.key == COPIES:
-            copies, copy_count = inside, event.count
-    if not total:
-        raise RuntimeError("torch's profiler has seen nothing of a step on this device")
-    return Times(norms / 1e3, (total - norms) / 1e3, copies / 1e3, copy_count)
-
-
-def profile(run, number):
-    """Times of one step."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of every start and stop
-    cuda = run.settings.device.type == "cuda"
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, *[kinds.CUDA] * cuda]) as found:
-        run.step(number)
-        if cuda:
-            torch.cuda.synchronize()
-    return add_up(found.key_averages(), cuda)
-
-
-def times(runs, settings):
-    """Milliseconds of a step, medians: {name: in norms}, and in the rest, which is the same in both runs.
-
-    Copies that torch's norms need and evenkeel's do not (casts under autocast, other layouts) count as norms.
-    """
-    found = {name: [] for name in runs}
-    for number in range(settings.steps)[-PROFILED_STEPS:]:
-        for name, run in runs.items():
-            found[name].append(profile(run, number))
-    for each in found.values():
-        each.pop(0)  # it warmed up
-    middle = {
-        n: Times(*map(statistics.median, zip(*each, strict=True))) for n, each in found.items()
-    }
-    norms = {name: each.norms for name, each in middle.items()}
-    rest = [step.rest for each in found.values() for step in each]
-    stock, fused = middle[STOCK], middle[FUSED]
-    if stock.copy_count > fused.copy_count:
-        norms[STOCK] += max(0.0, stock.copies - fused.copies)
-        rest = [step.rest for step in found[FUSED]]
-    return norms, statistics.median(rest)
