@@ -2,6 +2,11 @@
 
 import copy
 import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,8 +14,6 @@ import torch
 if importlib.util.find_spec("kernels") is None:
     pytest.skip("needs kernels: scripts/setup puts it into .venv-composer", allow_module_level=True)
 if importlib.util.find_spec("torchvision"):
-    import sys
-
     from documents import ROOT
 
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -130,3 +133,53 @@ def test_transformers_own_mapping_names_evenkeel():
         assert set(mapping[device]) == {kernels.Mode.TRAINING, kernels.Mode.INFERENCE}
         for layer in mapping[device].values():
             assert layer.load() is evenkeel.kernels.RMSNorm
+
+
+# ---- the folder as a repository of its own, wherever it lies ----
+
+LOAD = """
+import kernels, sys
+kernel = kernels.{how}
+print(kernel.layers.RMSNorm, kernels.get_loaded_kernels()[0].metadata.name)
+"""
+WAYS = {
+    "a folder": "get_local_kernel(__import__('pathlib').Path({folder!r}))",
+    "a name": "get_kernel('somebody/evenkeel', version=1)",
+}
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A copy, as it would be downloaded."""
+    return shutil.copytree(
+        evenkeel.kernels.REPOSITORY,
+        tmp_path / "repository",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+
+
+def load(folder, way, path):
+    """The copy, in a process that finds packages in `path`."""
+    environment = os.environ | {
+        "PYTHONPATH": path,
+        "LOCAL_KERNELS": f"somebody/evenkeel={folder}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    code = LOAD.format(how=WAYS[way].format(folder=str(folder)))
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_the_repository_is_evenkeel(published, way):
+    done = load(published, way, os.pathsep.join(sys.path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "<class 'evenkeel.kernels.RMSNorm'> evenkeel"
+
+
+def test_a_copy_without_evenkeel_says_so(published):
+    without = [p for p in sys.path if not (pathlib.Path(p or ".") / "evenkeel").is_dir()]
+    done = load(published, "a folder", os.pathsep.join(without))
+    assert done.returncode != 0
+    assert "install evenkeel" in done.stderr
