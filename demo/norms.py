@@ -1,33 +1,33 @@
-"""The norms alone, evenkeel's beside torch's: `python -m evenkeel bench` on the model's own shape and some others."""
+"""The norms alone, evenkeel's beside torch's: `python -m evenkeel bench` on the model's own shape and another."""
 
 import json
 
 import evenkeel.__main__
 
 CONTENDERS = ("evenkeel", "torch")
-SHAPES = {  # beside the model's own
-    "cpu": "4096x1024 2x320x64x64",
-    "cuda": "4096x1024 4096x4096 8x320x64x64",
+OPERATIONS = {"llama": "rms_norm", "gpt": "layer_norm", "vit": "layer_norm", "conv": "group_norm"}
+SHAPES = {  # beside the model's own: of rows, and of images
+    "cpu": ("4096x1024", "2x320x64x64"),
+    "cuda": ("16384x4096", "8x320x64x64"),
 }
 
 
 def command(settings, path):
     """The arguments of `python -m evenkeel`."""
+    operation = OPERATIONS[settings.model]
+    of_images = operation == "group_norm"
     shapes = [settings.norm_shape]
     if settings.size != "tiny":
-        shapes += SHAPES[settings.device.type].split()
-    what = ["all"]
-    if settings.model == "conv":
-        what = ["group_norm", "--activation=silu"]
-        shapes = [shape for shape in shapes if shape.count("x") == 3]
-    options = f"--quick --device={settings.device.type} --dtype={settings.dtype}".split()
-    contenders = f"--contenders={','.join(CONTENDERS)}"
+        shapes.append(SHAPES[settings.device.type][of_images])
     return [
         "bench",
-        *what,
-        *(f"--shape={s}" for s in shapes),
-        *options,
-        contenders,
+        operation,
+        *["--activation=silu"] * of_images,
+        *(f"--shape={shape}" for shape in shapes),
+        "--quick",
+        f"--device={settings.device.type}",
+        f"--dtype={settings.dtype}",
+        f"--contenders={','.join(CONTENDERS)}",
         f"--json={path}",
     ]
 

@@ -9,7 +9,6 @@ import math
 import random
 import statistics
 import time
-import types
 import typing
 
 import torch
@@ -33,6 +32,7 @@ class Size(typing.NamedTuple):
     length: int  # of a text, or the side of a picture
     rate: float  # of learning
     network: dict
+    steps: int = 400
 
 
 # The llamas have fewer layers than the models whose blocks they have, and a token is a byte.
@@ -42,13 +42,21 @@ MODELS = {
             4, 16, 1e-3, {"layers": 2, "width": 32, "inner": 64, "heads": 2, "kv_heads": 1}
         ),
         "small": Size(  # SmolLM2-135M's
-            4, 256, 1e-3, {"layers": 4, "width": 576, "inner": 1536, "heads": 9, "kv_heads": 3}
+            4, 256, 1e-3, {"layers": 4, "width": 576, "inner": 1536, "heads": 9, "kv_heads": 3}, 150
         ),
         "medium": Size(  # SmolLM2-360M's
-            8, 512, 6e-4, {"layers": 8, "width": 960, "inner": 2560, "heads": 15, "kv_heads": 5}
+            8,
+            512,
+            6e-4,
+            {"layers": 8, "width": 960, "inner": 2560, "heads": 15, "kv_heads": 5},
+            200,
         ),
         "large": Size(  # TinyLlama's
-            8, 1024, 3e-4, {"layers": 6, "width": 2048, "inner": 5632, "heads": 32, "kv_heads": 4}
+            8,
+            1024,
+            3e-4,
+            {"layers": 6, "width": 2048, "inner": 5632, "heads": 32, "kv_heads": 4},
+            200,
         ),
     },
     "gpt": {
@@ -71,7 +79,6 @@ MODELS = {
     },
 }
 TEXTS = "llama", "gpt"  # what learns text; the others learn pictures
-STEPS = 400
 
 
 @dataclasses.dataclass
@@ -90,7 +97,7 @@ class Settings:
         cpu = self.device.type == "cpu"
         self.size = self.size or ("small" if cpu else "large")
         self.dtype = self.dtype or ("f32" if cpu and not machine.has_bf16() else "bf16")
-        self.steps = self.steps or STEPS
+        self.steps = self.steps or self.sizes.steps
 
     @property
     def sizes(self):
@@ -99,7 +106,7 @@ class Settings:
     @property
     def norm_shape(self):
         """What the norms of this model normalize, as `bench` takes it."""
-        batch, length, _, network = self.sizes
+        batch, length, network = self.sizes.batch, self.sizes.length, self.sizes.network
         if self.model == "conv":
             return f"{batch}x{network['channels']}x{length}x{length}"
         tokens = length if self.model in TEXTS else (length // networks.PATCH) ** 2
@@ -128,7 +135,7 @@ class Run:
     def compile(self):
         """Where the settings want it. After surgery, which changes what is compiled."""
         if self.settings.compile:
-            self.forward = torch.compile(own_code(self.model), dynamic=False)
+            self.forward = torch.compile(self.model, dynamic=False)
 
     def step(self, number):
         done = (number + 1) / self.settings.steps
@@ -155,15 +162,6 @@ class Run:
     @property
     def final_loss(self):
         return statistics.fmean(self.losses[-LAST_STEPS:])
-
-
-def own_code(model):
-    """The model's forward as code of its own: what torch compiles belongs to code, and runs would share it."""
-    forward = type(model).forward
-    function = types.FunctionType(
-        forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__
-    )
-    return types.MethodType(function, model)
 
 
 class PassOn(torch.nn.Module):

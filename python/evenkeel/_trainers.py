@@ -7,14 +7,15 @@ has had it; it is reported and warned about once.
 
 import inspect
 import warnings
+from typing import Any
 
-from evenkeel.torch import fuse
+from evenkeel.torch import Report, fuse
 
 
 class Surgery:
     """report: what was done to the model that came last, or None as long as there was none."""
 
-    report = None
+    report: Report | None = None
 
     def operate(self, model, surgery):
         """Does `surgery(model)`, which gives a report."""
@@ -30,7 +31,7 @@ class Surgery:
 class Fusing(Surgery):
     """With the options of `evenkeel.torch.fuse`."""
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         inspect.signature(fuse).bind(
             None, **options

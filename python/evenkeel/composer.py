@@ -7,6 +7,8 @@ classes have longer names; and where Composer has added its own algorithm all th
 checkpoint was saved with that, its modules are replaced once everything is loaded.
 """
 
+from typing import Any
+
 import evenkeel.torch
 from evenkeel._trainers import Surgery
 
@@ -14,7 +16,8 @@ try:
     from composer import algorithms
     from composer.algorithms.low_precision_groupnorm.low_precision_groupnorm import LPGroupNorm
     from composer.algorithms.low_precision_layernorm.low_precision_layernorm import LPLayerNorm
-    from composer.core import Event, Precision
+    from composer.core import Event, Precision, State
+    from composer.loggers import Logger
 except ImportError as error:
     raise ImportError(
         f"evenkeel.composer needs Composer (pip install mosaicml): {error}"
@@ -36,7 +39,11 @@ class _Algorithm(Surgery):
     apply_at: the event at which the norms are replaced. report: what was replaced then.
     """
 
-    def __init__(self, apply_at=Event.INIT):
+    _composers: type  # whose place it takes
+    _lowered: Any  # a class of Composer's for modules
+    _surgery: Any  # what it does to (model, state)
+
+    def __init__(self, apply_at: Event | str = Event.INIT) -> None:
         self.apply_at = Event(apply_at)
         if self.apply_at not in EVENTS:
             allowed = ", ".join(map(str, EVENTS))
@@ -46,15 +53,15 @@ class _Algorithm(Surgery):
             )
 
     @staticmethod
-    def required_on_load():
+    def required_on_load() -> bool:
         return False
 
-    def match(self, event, state):
+    def match(self, event: Event, state: State) -> bool:
         return event == self.apply_at or (
             event == Event.AFTER_LOAD and any(type(a) is self._composers for a in state.algorithms)
         )
 
-    def apply(self, event, state, logger):
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
         for module in state.model.modules():
             if type(module) is self._lowered:
                 module.__class__ = self._lowered.__base__

@@ -26,7 +26,7 @@ class RMSNorm(torch.nn.Module):
 
     can_torch_compile = False
 
-    def forward(self, hidden_states):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         _settle(self)
         return self.forward(hidden_states)
 
@@ -38,7 +38,7 @@ def _settle(module):
         module.forward = MethodType(planned[0].forward, module)
 
 
-def register():
+def register() -> None:
     """Makes evenkeel the kernel of the layer "RMSNorm", for CPU and CUDA, training and inference."""
     layer = LocalLayerRepository(REPOSITORY, layer_name="RMSNorm")
     modes = {Mode.TRAINING: layer, Mode.INFERENCE: layer}

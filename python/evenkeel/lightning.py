@@ -4,6 +4,8 @@ The norms are replaced when everything is built, by configure_model too, and bef
 goes through the model, that of the sanity check too: in fit, validate, test and predict.
 """
 
+from typing import Any
+
 from evenkeel._trainers import Fusing
 
 try:
@@ -20,11 +22,11 @@ except ImportError:
 class Fuse(Fusing, Callback):
     """Takes the options of `evenkeel.torch.fuse`; `report` is what that returned."""
 
-    def on_fit_start(self, trainer, pl_module):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.fuse(pl_module)
 
     on_test_start = on_predict_start = on_fit_start
 
-    def on_validation_start(self, trainer, pl_module):
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.state.fn != "fit":  # there it comes again after each epoch
             self.fuse(pl_module)

@@ -6,6 +6,8 @@ A callback that comes later, by `add_callback`, acts from the next train on: no 
 evaluation.
 """
 
+from typing import Any
+
 from evenkeel._trainers import Fusing
 
 try:
@@ -19,7 +21,9 @@ except ImportError as error:
 class FuseCallback(Fusing, TrainerCallback):
     """Takes the options of `evenkeel.torch.fuse`; `report` is what that returned."""
 
-    def on_init_end(self, args, state, control, model=None, **others):
+    def on_init_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **others: Any
+    ) -> None:
         self.fuse(model)
 
     on_train_begin = on_init_end
