@@ -35,29 +35,18 @@ class Size(typing.NamedTuple):
     steps: int = 400
 
 
-# The llamas have fewer layers than the models whose blocks they have, and a token is a byte.
+# A Llama has the blocks of a model that people use, but fewer of them, and a byte for a token.
+SMOL_135M = {"width": 576, "inner": 1536, "heads": 9, "kv_heads": 3}  # SmolLM2-135M
+SMOL_360M = {"width": 960, "inner": 2560, "heads": 15, "kv_heads": 5}  # SmolLM2-360M
+TINY_LLAMA = {"width": 2048, "inner": 5632, "heads": 32, "kv_heads": 4}  # TinyLlama-1.1B
 MODELS = {
     "llama": {
         "tiny": Size(
             4, 16, 1e-3, {"layers": 2, "width": 32, "inner": 64, "heads": 2, "kv_heads": 1}
         ),
-        "small": Size(  # SmolLM2-135M's
-            4, 256, 1e-3, {"layers": 4, "width": 576, "inner": 1536, "heads": 9, "kv_heads": 3}, 150
-        ),
-        "medium": Size(  # SmolLM2-360M's
-            8,
-            512,
-            6e-4,
-            {"layers": 8, "width": 960, "inner": 2560, "heads": 15, "kv_heads": 5},
-            200,
-        ),
-        "large": Size(  # TinyLlama's
-            8,
-            1024,
-            3e-4,
-            {"layers": 6, "width": 2048, "inner": 5632, "heads": 32, "kv_heads": 4},
-            200,
-        ),
+        "small": Size(4, 128, 1e-3, {"layers": 4} | SMOL_135M, 150),
+        "medium": Size(8, 512, 6e-4, {"layers": 8} | SMOL_360M, 200),
+        "large": Size(8, 1024, 3e-4, {"layers": 6} | TINY_LLAMA, 200),
     },
     "gpt": {
         "tiny": Size(4, 16, 1e-3, {"layers": 2, "width": 32, "heads": 2}),
