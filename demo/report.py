@@ -30,8 +30,8 @@ TITLES = {
 }
 # Which norms these are, and who trains with them.
 ABOUT_NORMS = {
-    "llama": "transformers' LlamaRMSNorm, which is hand-written of single operations, as in most models that people "
-    "train today; torch.nn.RMSNorm is another, faster one",
+    "llama": "transformers' LlamaRMSNorm: written by hand, operation by operation, as in most models that people train "
+    "today. torch.nn.RMSNorm is another one, with other rounding",
     "gpt": "torch.nn.LayerNorm",
     "vit": "torch.nn.LayerNorm",
     "conv": "torch.nn.GroupNorm, and the SiLU behind it",
@@ -125,10 +125,10 @@ def norms_sentence(found):
     if times.includes(norms_ms[STOCK], 0):
         return (
             "How much of a step are norms, this run cannot tell either: "
-            f"torch's take {interval(norms_ms[STOCK], 1)} ms of it."
+            f"the stock norms take {interval(norms_ms[STOCK], 1)} ms of it."
         )
     text = (
-        f"torch's norms are {milliseconds(norms_ms[STOCK])} ms of a step, {percent(share['value'])} of it: "
+        f"The stock norms are {milliseconds(norms_ms[STOCK])} ms of a step, {percent(share['value'])} of it: "
         "that is all there is to win."
     )
     if not found["replaced"] or not claim(found):
@@ -255,7 +255,6 @@ def facts(found):
         "Versions": f"evenkeel {found['evenkeel']} (commit {found['commit']}), torch {found['torch']}",
         "Model": f"{found['model']}, {found['size']}: {sizes}; {found['parameters']:,} parameters",
         "Data": found["data"],
-        "Norms": ABOUT_NORMS[found["model"]],
         "Training": f"{found['steps']} steps of {found['batch']} x {found['length']}, {found['dtype']}"
         f"{' autocast' if found['dtype'] == 'bf16' else ''}, AdamW, seed {found['seed']}"
         f"{', torch.compile' if found['compile'] else ''}",
@@ -279,18 +278,18 @@ def step_tile(found):
 
 
 def norms_tile(found):
-    title, figures = "Norms in a step", found["times"]
+    title, figures = "Norms in a step, ms", found["times"]
     norms_ms = figures["norms"]
     if times.includes(norms_ms[STOCK], 0):
         return (
             "no claim",
             title,
-            f"torch's take {interval(norms_ms[STOCK], 1)} ms: too noisy to tell",
+            f"stock {interval(norms_ms[STOCK], 1)}: too noisy to tell",
         )
     return (
-        f"{milliseconds(norms_ms[STOCK])} \u2192 {milliseconds(norms_ms[FUSED])} ms",
+        f"{milliseconds(norms_ms[STOCK])} \u2192 {milliseconds(norms_ms[FUSED])}",
         title,
-        f"torch's are {percent(figures['share']['value'])} of a step: all there is to win here",
+        f"the stock ones are {percent(figures['share']['value'])} of it: all there is to win here",
     )
 
 
@@ -320,6 +319,8 @@ def page(found, picture):
         "norms_sentence": norms_sentence(found),
         "busy_sentence": busy_sentence(found),
         "surgery": found["surgery"],
+        "about_norms": ABOUT_NORMS[found["model"]],
+        "torch_norm": f"torch.nn.functional.{norms.OPERATIONS[found['model']]}",
         "level": f"{times.LEVEL:.0%}".replace("%", " %"),
     }
     values = {k: v if k == "style" else html.escape(v) for k, v in values.items()}
