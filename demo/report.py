@@ -84,6 +84,13 @@ def milliseconds(estimate):
     return f"{estimate['value']:.{2 if abs(estimate['value']) < 10 else 1}f}"
 
 
+def at_most(estimate):
+    """A time that noise may have made of nothing is known from above only."""
+    if times.includes(estimate, 0):
+        return f"at most {max(0.0, estimate['high']):.1f}"
+    return milliseconds(estimate)
+
+
 def loss_sentence(found):
     """Whether the two runs have learned the same."""
     return (
@@ -134,7 +141,7 @@ def norms_sentence(found):
     if not found["replaced"] or not claim(found):
         return text
     return (
-        f"{text} evenkeel's are {milliseconds(norms_ms[FUSED])} ms: "
+        f"{text} evenkeel's are {at_most(norms_ms[FUSED])} ms: "
         f"{abs(saved['value']):.1f} ms {'won' if saved['value'] > 0 else 'lost'}."
     )
 
@@ -202,25 +209,34 @@ def step_bars(found):
     figures = found["times"]
     if times.includes(figures["norms"][STOCK], 0):
         return ""
+    about = "Solid: norms, with the SiLU behind group norms. Pale: everything else."
     rest = figures["rest"]["value"]
     norms_ms = {name: max(0.0, each["value"]) for name, each in figures["norms"].items()}
     longest = rest + max(norms_ms.values())
-    return "\n".join(
+    bars = "\n".join(
         f'<div class="bar {kind}"><span>{title}</span>'
         f'<i><b style="width:{100 * norms_ms[name] / longest:.1f}%"></b>'
         f'<s style="width:{100 * rest / longest:.1f}%"></s></i>'
-        f"<em>{milliseconds(figures['norms'][name])} of {milliseconds(figures['step'][name])} ms</em></div>"
+        f"<em>{at_most(figures['norms'][name]).replace('at most', '&lt;')} of "
+        f"{milliseconds(figures['step'][name])} ms</em></div>"
         for name, title, kind in ((STOCK, "stock", "torch"), (FUSED, "evenkeel", "ours"))
     )
+    return f'<div class="line">{bars}</div><p class="small">{about}</p>'
 
 
-def norm_bars(bench):
-    """Speed as a share of the limit, for each line and pass."""
+def lead(found):
+    """Of evenkeel's norm over torch's, where both have a figure."""
+    if not {"torch", "evenkeel"} <= found.keys():
+        return ""
+    ratio = found["torch"]["time_us"] / found["evenkeel"]["time_us"]
+    return f'<strong class="{"ahead" if ratio >= 1 else "behind"}">{ratio:.2f}x</strong>'
+
+
+def norm_bars(bench, busy):
+    """Speed as a share of the limit, for each line and pass; who leads, where nothing else ran."""
     lines = []
     for what, pass_, found in norms.lines(bench):
         widest = max(1.0, *(row["of_limit"] for row in found.values()))
-        times = {name: row["time_us"] for name, row in found.items()}
-        lead = times["torch"] / times["evenkeel"] if times.keys() >= {"torch", "evenkeel"} else 0
         bars = [
             bar(
                 "ours" if name == "evenkeel" else name,
@@ -234,8 +250,7 @@ def norm_bars(bench):
         bars.append(bar("limit", "limit", 1 / widest, f"{limit:.1f} µs, 1.00"))
         lines.append(
             f'<div class="line"><h3>{html.escape(what)} {pass_}'
-            f'<strong class="{"ahead" if lead >= 1 else "behind"}">{lead:.2f}x</strong></h3>'
-            f"{''.join(bars)}</div>"
+            f"{'' if busy else lead(found)}</h3>{''.join(bars)}</div>"
         )
     for each in bench["missing"]:
         text = f"{each['line']}: {each['library']}: {each['reason']}"
@@ -287,7 +302,7 @@ def norms_tile(found):
             f"stock {interval(norms_ms[STOCK], 1)}: too noisy to tell",
         )
     return (
-        f"{milliseconds(norms_ms[STOCK])} \u2192 {milliseconds(norms_ms[FUSED])}",
+        f"{milliseconds(norms_ms[STOCK])} \u2192 {at_most(norms_ms[FUSED]).replace('at most', '<')}",
         title,
         f"the stock ones are {percent(figures['share']['value'])} of it: all there is to win here",
     )
@@ -328,7 +343,7 @@ def page(found, picture):
         "tiles": tiles(found),
         "losses": embedded(picture),
         "step_bars": step_bars(found),
-        "norm_bars": norm_bars(found["bench"]),
+        "norm_bars": norm_bars(found["bench"], busy_sentence(found)),
         "facts": "".join(
             f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts(found).items()
         ),
