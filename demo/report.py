@@ -302,7 +302,7 @@ def norms_tile(found):
             f"stock {interval(norms_ms[STOCK], 1)}: too noisy to tell",
         )
     return (
-        f"{milliseconds(norms_ms[STOCK])} \u2192 {at_most(norms_ms[FUSED]).replace('at most', '<')}",
+        f"{milliseconds(norms_ms[STOCK])} \u2192 {at_most(norms_ms[FUSED]).replace('at most ', '<\u00a0')}",
         title,
         f"the stock ones are {percent(figures['share']['value'])} of it: all there is to win here",
     )
