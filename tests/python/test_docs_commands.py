@@ -19,7 +19,7 @@ from documents import DOCUMENTS, ROOT, blocks, name_of, prose
 FORMS = sorted((ROOT / ".github").rglob("*.yml"))
 # What a command begins with where it stands in a line of prose.
 IN_PROSE = re.compile(
-    r"`((?:make|scripts/\S+|python -m|pip|cmake|ctest|\.venv\S*/bin/\S+) [^`\n]+)`"
+    r"`((?:make|scripts/[^\s`]+|python -m|pip|cmake|ctest|\.venv[^\s`]*/bin/[^\s`]+) [^`\n]+)`"
 )
 PLACEHOLDER = re.compile(r"<[^>]*>")
 PYTHONS = re.compile(r"(python3?|\.venv(-\w+)?/bin/python)$")
