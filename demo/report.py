@@ -301,8 +301,9 @@ def norms_tile(found):
             title,
             f"stock {interval(norms_ms[STOCK], 1)}: too noisy to tell",
         )
+    ours = at_most(norms_ms[FUSED]).replace("at most ", "<\u00a0")
     return (
-        f"{milliseconds(norms_ms[STOCK])} \u2192 {at_most(norms_ms[FUSED]).replace('at most ', '<\u00a0')}",
+        f"{milliseconds(norms_ms[STOCK])} \u2192 {ours}",
         title,
         f"the stock ones are {percent(figures['share']['value'])} of it: all there is to win here",
     )
