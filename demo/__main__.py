@@ -59,7 +59,7 @@ def arguments(words):
         choices=training.MODELS["llama"],
         help="(default: small on a CPU, large on a GPU)",
     )
-    parser.add_argument("--steps", type=steps, help="(default: those of the size, 150 to 400)")
+    parser.add_argument("--steps", type=steps, help="(default: those of the size, 200 or 400)")
     parser.add_argument(
         "--device",
         type=device,

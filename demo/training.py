@@ -44,7 +44,7 @@ MODELS = {
         "tiny": Size(
             4, 16, 1e-3, {"layers": 2, "width": 32, "inner": 64, "heads": 2, "kv_heads": 1}
         ),
-        "small": Size(4, 128, 1e-3, {"layers": 4} | SMOL_135M, 150),
+        "small": Size(4, 128, 1e-3, {"layers": 4} | SMOL_135M, 200),
         "medium": Size(8, 512, 6e-4, {"layers": 8} | SMOL_360M, 200),
         "large": Size(8, 1024, 3e-4, {"layers": 6} | TINY_LLAMA, 200),
     },
