@@ -48,7 +48,14 @@ typedef enum ek_op { EK_LAYER_NORM = 0, EK_RMS_NORM = 1, EK_GROUP_NORM = 2 } ek_
 typedef enum ek_layout { EK_NCHW = 0, EK_NHWC = 1 } ek_layout;
 
 /* Applied to the normalized, scaled and shifted value. */
-typedef enum ek_activation { EK_ACTIVATION_NONE = 0, EK_ACTIVATION_SILU = 1 } ek_activation;
+typedef enum ek_activation {
+  EK_ACTIVATION_NONE = 0,
+  EK_ACTIVATION_SILU = 1,
+  EK_ACTIVATION_RELU = 2,
+  EK_ACTIVATION_GELU = 3, /* z * Phi(z), by the error function */
+  EK_ACTIVATION_GELU_TANH =
+      4 /* the tanh form: z * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 * z^3))) / 2 */
+} ek_activation;
 
 /* Where an RMS norm of half-precision input rounds (no effect where x has the compute type).
  *   NONE, GEMMA  everything in the compute type, one rounding when y is stored

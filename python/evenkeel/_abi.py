@@ -12,7 +12,7 @@ DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 3}
 OPS = {"layer_norm": 0, "rms_norm": 1, "group_norm": 2}
 LAYOUTS = {"nchw": 0, "nhwc": 1}
 CASTINGS = {"none": 0, "llama": 1, "gemma": 2}
-ACTIVATIONS = {"none": 0, "silu": 1}
+ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 DEVICES = {"cpu": 0, "cuda": 1}
 
 

@@ -121,8 +121,9 @@ ek_status set_problem(const ek_problem* given, Call& call) {
   EK_TRY(check_enum("problem.op", problem.op, 3,
                     "EK_LAYER_NORM (0), EK_RMS_NORM (1), EK_GROUP_NORM (2)"));
   EK_TRY(check_enum("problem.layout", problem.layout, 2, "EK_NCHW (0), EK_NHWC (1)"));
-  EK_TRY(check_enum("problem.activation", problem.activation, 2,
-                    "EK_ACTIVATION_NONE (0), EK_ACTIVATION_SILU (1)"));
+  EK_TRY(check_enum("problem.activation", problem.activation, 5,
+                    "EK_ACTIVATION_NONE (0), EK_ACTIVATION_SILU (1), EK_ACTIVATION_RELU (2), "
+                    "EK_ACTIVATION_GELU (3), EK_ACTIVATION_GELU_TANH (4)"));
   EK_TRY(check_enum("problem.casting", problem.casting, 3,
                     "EK_CASTING_NONE (0), EK_CASTING_LLAMA (1), EK_CASTING_GEMMA (2)"));
   EK_TRY(check_reserved("problem", problem.reserved));

@@ -42,6 +42,7 @@ struct Job {
   // ---- the call's tensors ----
 
   In in(const Tensor& tensor) const { return In(tensor.data, tensor.dtype); }
+  bool activates() const { return call.activation != EK_ACTIVATION_NONE; }
   bool wants_parameters() const { return call.dweight || call.dbias; }
   double mean(int64_t unit) const { return call.centers() ? statistic(call.mean, unit) : 0; }
   double rstd(int64_t unit) const { return statistic(call.rstd, unit); }
@@ -103,19 +104,19 @@ struct Job {
 
   // ---- from run-time flags to template arguments ----
 
-  // run.operator()<kSilu>()
+  // run(activation)
   template <class Run>
-  auto with_silu(const Run& run) const {
-    return call.activation == EK_ACTIVATION_SILU ? run.template operator()<true>()
-                                                 : run.template operator()<false>();
+  auto with_activation(const Run& run) const {
+    return activates() ? run(Activation{call.activation}) : run(NoActivation());
   }
 
-  // run.operator()<kSilu, kStream>(). With an activation the processor is the limit, not the
+  // run.operator()<kStream>(activation). With an activation the processor is the limit, not the
   // memory.
   template <class Run>
-  void with_silu_and_stream(const Run& run) const {
-    if (call.activation == EK_ACTIVATION_SILU) return run.template operator()<true, false>();
-    plan.stream ? run.template operator()<false, true>() : run.template operator()<false, false>();
+  void with_activation_and_stream(const Run& run) const {
+    if (activates()) return run.template operator()<false>(Activation{call.activation});
+    plan.stream ? run.template operator()<true>(NoActivation())
+                : run.template operator()<false>(NoActivation());
   }
 
   // ---- parameter gradients ----

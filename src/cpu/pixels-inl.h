@@ -188,11 +188,11 @@ struct Pixels : Job<In> {
   }
 
   void normalize_rows(int64_t arrays_of, int64_t sample, int64_t strip) const {
-    this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
+    this->with_activation_and_stream([&]<bool kStream>(auto act) EK_LAMBDA {
       for (int64_t index = strip * plan.strip; index < strip_end(strip); ++index) {
-        scale_and_shift<kSilu, kStream>(row(call.x, sample, index), row(call.y, sample, index),
-                                        row_width(index), array(arrays_of, 0), array(arrays_of, 1),
-                                        array(arrays_of, 2));
+        scale_and_shift<kStream>(row(call.x, sample, index), row(call.y, sample, index),
+                                 row_width(index), array(arrays_of, 0), array(arrays_of, 1),
+                                 array(arrays_of, 2), act);
       }
     });
   }
@@ -250,13 +250,13 @@ struct Pixels : Job<In> {
     const Array columns[2] = {array(shard, 2), array(shard, 3)};
     clear(columns);
     const int64_t last = strip_end(strip);
-    this->with_silu([&]<bool kSilu>() EK_LAMBDA {
+    this->with_activation([&](auto act) EK_LAMBDA {
       for (int64_t index = strip * plan.strip; index < last; index += 2) {
         // A short last row goes without a partner.
         const bool pair = index + 1 < std::min(last, full_rows());
-        reduce_pair<kSilu>(sample, index, pair, mean, rstd, columns);
+        reduce_pair(sample, index, pair, mean, rstd, columns, act);
         if (!pair && index + 1 < last)
-          reduce_pair<kSilu>(sample, index + 1, false, mean, rstd, columns);
+          reduce_pair(sample, index + 1, false, mean, rstd, columns, act);
       }
     });
     for (const Array& column : columns) to_memory_order<In>(column.data, plan.parameter_stride);
@@ -269,9 +269,9 @@ struct Pixels : Job<In> {
     }
   }
 
-  template <bool kSilu>
+  template <class Act>
   void reduce_pair(int64_t sample, int64_t index, bool pair, Array mean, Array rstd,
-                   const Array (&columns)[2]) const {
+                   const Array (&columns)[2], Act act) const {
     const int64_t width = row_width(index);
     for (int64_t start = 0; start < width; start += kSlice) {
       const auto at = [&](int64_t r) -> GradientRow<In, Array> {
@@ -281,9 +281,9 @@ struct Pixels : Job<In> {
       const GradientRow<In, Array> both[2] = {
           at(index), pair ? at(index + 1) : this->no_row(mean + start, rstd + start)};
       TwoSums<typename Job<In>::Tag> unused[2];
-      reduce_rows<kSilu, true, true, false, true>(
+      reduce_rows<true, true, false, true>(
           both, std::min(kSlice, width - start), this->weight() + start, this->bias() + start,
-          columns[0] + start, columns[1] + start, NoCast(), unused);
+          columns[0] + start, columns[1] + start, NoCast(), act, unused);
     }
   }
 
@@ -313,12 +313,12 @@ struct Pixels : Job<In> {
   }
 
   void input_gradient_rows(int64_t arrays_of, int64_t sample, int64_t first, int64_t last) const {
-    this->with_silu_and_stream([&]<bool kSilu, bool kStream>() EK_LAMBDA {
+    this->with_activation_and_stream([&]<bool kStream>(auto act) EK_LAMBDA {
       for (int64_t index = first; index < last; ++index) {
-        input_gradient<kSilu, kStream, true>(
+        input_gradient<kStream, true>(
             row(call.x, sample, index), row(call.dy, sample, index), row(call.dx, sample, index),
             row_width(index), array(arrays_of, 0), array(arrays_of, 1), array(arrays_of, 2),
-            array(arrays_of, 3), this->weight(), this->bias(), NoCast());
+            array(arrays_of, 3), this->weight(), this->bias(), NoCast(), act);
       }
     });
   }

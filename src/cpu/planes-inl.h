@@ -53,12 +53,12 @@ struct Planes : Job<In> {
     const int64_t sample = unit / plan.groups;
     const double scale = by.scale * this->weight(channel);
     const double offset = by.offset * this->weight(channel) + this->bias(channel);
-    const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
-      scale_and_shift<kSilu, kStream>(plane(call.x, sample, channel),
-                                      plane(call.y, sample, channel), plan.length,
-                                      Scalar(d, by.shift), Scalar(d, scale), Scalar(d, offset));
+    const auto run = [&]<bool kStream>(auto act) EK_LAMBDA {
+      scale_and_shift<kStream>(plane(call.x, sample, channel), plane(call.y, sample, channel),
+                               plan.length, Scalar(d, by.shift), Scalar(d, scale),
+                               Scalar(d, offset), act);
     };
-    this->with_silu_and_stream(run);
+    this->with_activation_and_stream(run);
   }
 
   void forward() const {
@@ -110,13 +110,13 @@ struct Planes : Job<In> {
     LaneSums<typename Job<In>::Tag> sum, product;
     const int64_t block = block_length(d);
     for (int64_t start = 0; start < plan.length; start += block) {
-      this->with_silu([&]<bool kSilu>() EK_LAMBDA {
+      this->with_activation([&](auto act) EK_LAMBDA {
         for (int64_t i = 0; i < count; ++i) {
           const int64_t c = channel + i, unit = sample * plan.groups + c / channels_per_group();
-          const auto found = reduce_plane<kSilu>(
-              plane(call.x, sample, c) + start, plane(call.dy, sample, c) + start,
-              std::min(block, plan.length - start), this->mean(unit), this->rstd(unit),
-              this->weight(c), this->bias(c));
+          const auto found =
+              reduce_plane(plane(call.x, sample, c) + start, plane(call.dy, sample, c) + start,
+                           std::min(block, plan.length - start), this->mean(unit), this->rstd(unit),
+                           this->weight(c), this->bias(c), act);
           sum.put(d, i, found.first);
           product.put(d, i, found.second);
         }
@@ -145,14 +145,14 @@ struct Planes : Job<In> {
     const int64_t unit = sample * plan.groups + channel / channels_per_group();
     const double rstd = this->rstd(unit),
                  share = rstd / static_cast<double>(plan.length * channels_per_group());
-    const auto run = [&]<bool kSilu, bool kStream>() EK_LAMBDA {
-      input_gradient<kSilu, kStream, true>(
+    const auto run = [&]<bool kStream>(auto act) EK_LAMBDA {
+      input_gradient<kStream, true>(
           plane(call.x, sample, channel), plane(call.dy, sample, channel),
           plane(call.dx, sample, channel), plan.length, Scalar(d, this->mean(unit)),
           Scalar(d, rstd), Scalar(d, group.sum * share), Scalar(d, group.product * share),
-          Scalar(d, this->weight(channel)), Scalar(d, this->bias(channel)), NoCast());
+          Scalar(d, this->weight(channel)), Scalar(d, this->bias(channel)), NoCast(), act);
     };
-    this->with_silu_and_stream(run);
+    this->with_activation_and_stream(run);
   }
 
   void backward() const {

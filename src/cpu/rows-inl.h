@@ -117,39 +117,42 @@ struct Rows : Job<In> {
   static constexpr bool kUsual = std::is_same_v<Cast, NoCast>;
   CastTo cast() const { return {call.normalized(), call.casting == EK_CASTING_LLAMA}; }
 
-  // run.operator()<kSilu, kStream, kCenter>(cast)
+  // run.operator()<kStream, kCenter>(cast, activation)
   template <class Run>
   void with_map(const Run& run) const {
-    if (call.activation == EK_ACTIVATION_SILU)
-      return run.template operator()<true, false, true>(cast());
-    if (cast().on) return run.template operator()<false, false, true>(cast());
+    const NoActivation none;
+    if (this->activates())
+      return run.template operator()<false, true>(cast(), Activation{call.activation});
+    if (cast().on) return run.template operator()<false, true>(cast(), none);
     if (call.centers() || call.bias) {
-      return plan.stream ? run.template operator()<false, true, true>(NoCast())
-                         : run.template operator()<false, false, true>(NoCast());
+      return plan.stream ? run.template operator()<true, true>(NoCast(), none)
+                         : run.template operator()<false, true>(NoCast(), none);
     }
-    plan.stream ? run.template operator()<false, true, false>(NoCast())
-                : run.template operator()<false, false, false>(NoCast());
+    plan.stream ? run.template operator()<true, false>(NoCast(), none)
+                : run.template operator()<false, false>(NoCast(), none);
   }
 
-  // run.operator()<kSilu, kDweight, kDbias, kCenter>(cast)
+  // run.operator()<kDweight, kDbias, kCenter>(cast, activation)
   template <class Run>
   void with_reduce(const Run& run) const {
-    if (call.activation == EK_ACTIVATION_SILU) {
-      return this->wants_parameters() ? run.template operator()<true, true, true, true>(cast())
-                                      : run.template operator()<true, false, false, true>(cast());
+    const NoActivation none;
+    if (this->activates()) {
+      const Activation act{call.activation};
+      return this->wants_parameters() ? run.template operator()<true, true, true>(cast(), act)
+                                      : run.template operator()<false, false, true>(cast(), act);
     }
     if (cast().on) {
-      return this->wants_parameters() ? run.template operator()<false, true, true, true>(cast())
-                                      : run.template operator()<false, false, false, true>(cast());
+      return this->wants_parameters() ? run.template operator()<true, true, true>(cast(), none)
+                                      : run.template operator()<false, false, true>(cast(), none);
     }
     if (!call.centers() && !call.dbias) {
-      return call.dweight ? run.template operator()<false, true, false, false>(NoCast())
-                          : run.template operator()<false, false, false, false>(NoCast());
+      return call.dweight ? run.template operator()<true, false, false>(NoCast(), none)
+                          : run.template operator()<false, false, false>(NoCast(), none);
     }
     // Who wants dbias alone gets dweight's sums made, too.
-    if (call.dbias) return run.template operator()<false, true, true, true>(NoCast());
-    return call.dweight ? run.template operator()<false, true, false, true>(NoCast())
-                        : run.template operator()<false, false, false, true>(NoCast());
+    if (call.dbias) return run.template operator()<true, true, true>(NoCast(), none);
+    return call.dweight ? run.template operator()<true, false, true>(NoCast(), none)
+                        : run.template operator()<false, false, true>(NoCast(), none);
   }
 
   // ---- forward ----
@@ -229,7 +232,7 @@ struct Rows : Job<In> {
     std::copy_n(by.shift, kBatch, shift);
     std::copy_n(by.scale, kBatch, scale);
     std::copy_n(by.offset, kBatch, offset);
-    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
+    with_map([&]<bool kStream, bool kCenter>(auto cast, auto act) EK_LAMBDA {
       const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow) && !from.scratch;
       with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
@@ -239,10 +242,10 @@ struct Rows : Job<In> {
             for (int64_t i = 0; i < rows; ++i) {
               if (ahead) fetch(x(i) + rows * stride(from.tensor(call)), length);
               if (ahead && !kStream) fetch<true>(y(i) + rows * stride(call.y), length);
-              normalize<kSilu, kStream, kCenter>(x(i) + start, y(i) + start, length,
-                                                 Scalar(d, shift[i]), Scalar(d, scale[i]),
-                                                 Scalar(d, offset[i]), weight + spans.parameters(i),
-                                                 bias + spans.parameters(i), cast);
+              normalize<kStream, kCenter>(x(i) + start, y(i) + start, length, Scalar(d, shift[i]),
+                                          Scalar(d, scale[i]), Scalar(d, offset[i]),
+                                          weight + spans.parameters(i), bias + spans.parameters(i),
+                                          cast, act);
             }
           });
     });
@@ -345,9 +348,9 @@ struct Rows : Job<In> {
   }
 
   // Adds a slice of `rows` rows to the chunk's parameter sums, and finds their own sums.
-  template <bool kSilu, bool kDweight, bool kDbias, bool kCenter, class Cast>
+  template <bool kDweight, bool kDbias, bool kCenter, class Cast, class Act>
   HWY_NOINLINE void reduce_slice(int64_t chunk, const Batch& batch, int64_t rows, int64_t slice,
-                                 Cast cast, GradientSumsBatch& result) const {
+                                 Cast cast, Act act, GradientSumsBatch& result) const {
     using Tag = typename Job<In>::Tag;
     if (!kCenter || rows < kBatch) result = {};  // what is not summed is nought
     with_spans<kUsual<Cast> && kDweight>(
@@ -367,9 +370,9 @@ struct Rows : Job<In> {
               const int64_t at = spans.parameters(i) + start;
               const GradientRow<In, Scalar> pair[2] = {row(i), row(i + 1)};
               TwoSums<Tag> part[2];
-              reduce_rows<kSilu, kDweight, kDbias, true, kCenter>(
+              reduce_rows<kDweight, kDbias, true, kCenter>(
                   pair, std::min(block, n - done), this->weight() + at, this->bias() + at,
-                  this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, part);
+                  this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, act, part);
               for (int k = 0; k < 2; ++k) {
                 if constexpr (kCenter) sum.put(d, i + k, part[k].first);
                 product.put(d, i + k, part[k].second);
@@ -399,25 +402,24 @@ struct Rows : Job<In> {
     const bool adds = static_cast<bool>(call.dsum);
     if (call.dresidual || (adds && !adds_directly()))
       return summed_gradients(batch, rows, share, start, n);
-    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
-      if constexpr (kAddsDirectly && !kSilu && kUsual<decltype(cast)>) {
+    with_map([&]<bool kStream, bool kCenter>(auto cast, auto act) EK_LAMBDA {
+      if constexpr (kAddsDirectly && !kActivates<decltype(act)> && kUsual<decltype(cast)>) {
         if (HWY_UNLIKELY(adds))
-          return gradients_of<kSilu, kStream, kCenter, true>(batch, rows, share, start, n, cast);
+          return gradients_of<kStream, kCenter, true>(batch, rows, share, start, n, cast, act);
       }
-      gradients_of<kSilu, kStream, kCenter, false>(batch, rows, share, start, n, cast);
+      gradients_of<kStream, kCenter, false>(batch, rows, share, start, n, cast, act);
     });
   }
 
   // Whether dsum is added in the loop that computes dx: for others it is not worth the instances.
   static constexpr bool kAddsDirectly = requires { typename In::Stored; };
   bool adds_directly() const {
-    return kAddsDirectly && call.dsum.dtype == call.x.dtype &&
-           call.activation == EK_ACTIVATION_NONE && !cast().on;
+    return kAddsDirectly && call.dsum.dtype == call.x.dtype && !this->activates() && !cast().on;
   }
 
-  template <bool kSilu, bool kStream, bool kCenter, bool kAdds, class Cast>
+  template <bool kStream, bool kCenter, bool kAdds, class Cast, class Act>
   HWY_INLINE void gradients_of(const Batch& batch, int64_t rows, const Shares& share, int64_t start,
-                               int64_t n, Cast cast) const {
+                               int64_t n, Cast cast, Act act) const {
     const bool ahead = even_ && n == plan.length && n <= kShortRow;
     with_spans<kUsual<Cast>>(
         batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
@@ -440,10 +442,10 @@ struct Rows : Job<In> {
               const int64_t next = stride(call.dsum) * (ahead ? count : 1);
               fetch(dsum(i) + start + next, std::min(length, kSlice));
             }
-            input_gradient<kSilu, kStream, kCenter>(
+            input_gradient<kStream, kCenter>(
                 x(i) + start, dy(i) + start, dx(i) + start, length, Scalar(d, batch.mean[i]),
                 Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
-                this->weight() + parameter, this->bias() + parameter, cast, more(i));
+                this->weight() + parameter, this->bias() + parameter, cast, act, more(i));
           }
         });
   }
@@ -456,7 +458,7 @@ struct Rows : Job<In> {
                                      int64_t start, int64_t length) const {
     HWY_ALIGN Compute piece[kPiece];
     const typename Job<In>::Array gradient(piece, Dtype::kF32);
-    with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
+    with_map([&]<bool kStream, bool kCenter>(auto cast, auto act) EK_LAMBDA {
       const Scattered spans{*this, batch.at, batch.end};
       const auto x = spans.of(call.x), dy = spans.of(call.dy);
       const auto dsum = [&](int64_t i) EK_LAMBDA {
@@ -471,10 +473,10 @@ struct Rows : Job<In> {
         for (int64_t done = 0; done < length; done += kPiece) {
           const int64_t at = start + done, n = std::min(kPiece, length - done);
           if (!ahead && call.dsum) fetch(dsum(i) + at + stride(call.dsum), n);
-          input_gradient<kSilu, false, kCenter>(
-              x(i) + at, dy(i) + at, LaneOrder<In>{gradient}, n, Scalar(d, batch.mean[i]),
-              Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
-              this->weight() + at, this->bias() + at, cast);
+          input_gradient<false, kCenter>(x(i) + at, dy(i) + at, LaneOrder<In>{gradient}, n,
+                                         Scalar(d, batch.mean[i]), Scalar(d, batch.rstd[i]),
+                                         Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
+                                         this->weight() + at, this->bias() + at, cast, act);
           put_sum<kStream>(gradient, batch.at[i], at, n);
         }
       }
@@ -537,10 +539,10 @@ struct Rows : Job<In> {
       if (++next.group == plan.groups) next = {next.block + 1, 0};
     }
     GradientSumsBatch total;
-    with_reduce([&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(auto cast) EK_LAMBDA {
+    with_reduce([&]<bool kDweight, bool kDbias, bool kCenter>(auto cast, auto act) EK_LAMBDA {
       for (int64_t slice = 0; slice < slices(); ++slice) {
         GradientSumsBatch part;
-        reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, batch, 2 * count, slice, cast, part);
+        reduce_slice<kDweight, kDbias, kCenter>(chunk, batch, 2 * count, slice, cast, act, part);
         for (int64_t i = 0; i < kBatch; ++i)
           total.set(i, slice == 0 ? part[i] : total[i] + part[i]);
       }
@@ -560,16 +562,15 @@ struct Rows : Job<In> {
                                std::min(kSlice, plan.parameter_stride - slice * kSlice));
           Batch pair;
           pair.end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
-          with_reduce(
-              [&]<bool kSilu, bool kDweight, bool kDbias, bool kCenter>(auto cast) EK_LAMBDA {
-                for (int64_t block = chunk * plan.chunk_blocks; block < pair.end; block += 2) {
-                  add_pair({block, group}, 0, pair);
-                  GradientSumsBatch part;
-                  reduce_slice<kSilu, kDweight, kDbias, kCenter>(chunk, pair, 2, slice, cast, part);
-                  for (int64_t k = 0; k < std::min<int64_t>(2, pair.end - block); ++k)
-                    pieces[pair.at[k].unit(plan) * slices() + slice] = part[k];
-                }
-              });
+          with_reduce([&]<bool kDweight, bool kDbias, bool kCenter>(auto cast, auto act) EK_LAMBDA {
+            for (int64_t block = chunk * plan.chunk_blocks; block < pair.end; block += 2) {
+              add_pair({block, group}, 0, pair);
+              GradientSumsBatch part;
+              reduce_slice<kDweight, kDbias, kCenter>(chunk, pair, 2, slice, cast, act, part);
+              for (int64_t k = 0; k < std::min<int64_t>(2, pair.end - block); ++k)
+                pieces[pair.at[k].unit(plan) * slices() + slice] = part[k];
+            }
+          });
         });
     if (!call.wants_dx()) return;
     const int64_t units = plan.blocks * plan.groups;

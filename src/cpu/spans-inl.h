@@ -18,11 +18,11 @@
 #define EVENKEEL_CPU_SPANS_INL_H_
 #endif
 
-#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
 
+#include "cpu/activation-inl.h"
 #include "cpu/moments.h"
 #include "cpu/plan.h"
 #include "cpu/vector-inl.h"
@@ -30,31 +30,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace evenkeel {
 namespace HWY_NAMESPACE {
-
-// ---- activation ----
-
-// 1 / (1 + exp(-z)), by way of exp(-|z|), which cannot overflow.
-template <class D>
-HWY_INLINE Vec<D> sigmoid(D d, Vec<D> z) {
-  const auto one = hn::Set(d, 1);
-  const auto decay = hn::Exp(d, hn::Neg(hn::Abs(z)));
-  const auto numerator = hn::IfThenElse(hn::Lt(z, hn::Zero(d)), decay, one);
-  return hn::Div(numerator, hn::Add(one, decay));
-}
-
-template <bool kSilu, class D>
-HWY_INLINE Vec<D> activate(D d, Vec<D> z) {
-  if constexpr (kSilu) return hn::Mul(z, sigmoid(d, z));
-  return z;
-}
-
-// dy times the activation's slope at z.
-template <class D>
-HWY_INLINE Vec<D> silu_gradient(D d, Vec<D> z, Vec<D> dy) {
-  const auto s = sigmoid(d, z);
-  const auto one = hn::Set(d, 1);
-  return hn::Mul(dy, hn::Mul(s, hn::MulAdd(z, hn::Sub(one, s), one)));
-}
 
 // ---- casting order ----
 
@@ -256,9 +231,9 @@ HWY_INLINE void moments(const SpanAt& span_at, int64_t count, int64_t n, double 
 
 // y = act(cast((x - shift) * scale + offset) * weight + bias); without a center, shift, offset and
 // bias are nought.
-template <bool kSilu, bool kStream, bool kCenter, class In, class Stat, class Weight, class Cast>
+template <bool kStream, bool kCenter, class In, class Stat, class Weight, class Cast, class Act>
 HWY_INLINE void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset, Weight weight,
-                          Weight bias, Cast cast) {
+                          Weight bias, Cast cast, Act act) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto value = access.load(d, x, i), by = access.load(d, scale, i);
@@ -266,21 +241,22 @@ HWY_INLINE void normalize(In x, In y, int64_t n, Stat shift, Stat scale, Stat of
     if constexpr (kCenter) {
       const auto centered = hn::Sub(value, access.load(d, shift, i));
       const auto normalized = cast(d, hn::MulAdd(centered, by, access.load(d, offset, i)));
-      return activate<kSilu>(d, hn::MulAdd(normalized, w, access.load(d, bias, i)));
+      return act.value(d, hn::MulAdd(normalized, w, access.load(d, bias, i)));
     } else {
-      return activate<kSilu>(d, hn::Mul(cast(d, hn::Mul(value, by)), w));
+      return act.value(d, hn::Mul(cast(d, hn::Mul(value, by)), w));
     }
   });
 }
 
 // The same where weight and bias are already part of scale and offset.
-template <bool kSilu, bool kStream, class In, class Stat>
-HWY_INLINE void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset) {
+template <bool kStream, class In, class Stat, class Act>
+HWY_INLINE void scale_and_shift(In x, In y, int64_t n, Stat shift, Stat scale, Stat offset,
+                                Act act) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, y, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto centered = hn::Sub(access.load(d, x, i), access.load(d, shift, i));
     const auto z = hn::MulAdd(centered, access.load(d, scale, i), access.load(d, offset, i));
-    return activate<kSilu>(d, z);
+    return act.value(d, z);
   });
 }
 
@@ -329,10 +305,11 @@ void column_sums(In x, int64_t stride, int64_t count, int64_t n, Typed<typename 
 // ---- backward ----
 
 // dz, the gradient before the activation.
-template <bool kSilu, class D, class Cast>
+template <class D, class Cast, class Act>
 HWY_INLINE Vec<D> activation_gradient(D d, Vec<D> dy, Vec<D> normalized, Vec<D> weight, Vec<D> bias,
-                                      Cast cast) {
-  if constexpr (kSilu) return silu_gradient(d, hn::MulAdd(cast(d, normalized), weight, bias), dy);
+                                      Cast cast, Act act) {
+  if constexpr (kActivates<Act>)
+    return act.gradient(d, hn::MulAdd(cast(d, normalized), weight, bias), dy);
   return dy;
 }
 
@@ -348,24 +325,24 @@ struct GradientRow {
 // Two rows at once, which halves the traffic of the parameter sums:
 //   dweight += dz * normalized, dbias += dz for each position; returns sum(dz * weight) and sum(dz * weight * normalized)
 // for each row. Without a center the mean and the first sum are nought.
-template <bool kSilu, bool kDweight, bool kDbias, bool kRowSums, bool kCenter, class In, class Stat,
-          class Weight, class Cast>
+template <bool kDweight, bool kDbias, bool kRowSums, bool kCenter, class In, class Stat,
+          class Weight, class Cast, class Act>
 HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, Weight weight,
                             Weight bias, Typed<typename In::Compute> dweight,
-                            Typed<typename In::Compute> dbias, Cast cast,
+                            Typed<typename In::Compute> dbias, Cast cast, Act act,
                             TwoSums<hn::ScalableTag<typename In::Compute>> (&result)[2]) {
   const hn::ScalableTag<typename In::Compute> d;
   auto sum0 = hn::Zero(d), sum1 = sum0, product0 = sum0, product1 = sum0;
   for_each_vector<In>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto w = access.load(d, weight, i);
-    const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
+    const auto b = kActivates<Act> ? access.load(d, bias, i) : hn::Zero(d);
     const auto row = [&](const GradientRow<In, Stat>& r, auto& sum, auto& product,
                          auto& dz) EK_LAMBDA {
       auto centered = access.load(d, r.x, i);
       if constexpr (kCenter) centered = hn::Sub(centered, access.load(d, r.mean, i));
       const auto normalized = access.zero_outside(d, hn::Mul(centered, access.load(d, r.rstd, i)));
       dz = access.zero_outside(
-          d, activation_gradient<kSilu>(d, access.load(d, r.dy, i), normalized, w, b, cast));
+          d, activation_gradient(d, access.load(d, r.dy, i), normalized, w, b, cast, act));
       if constexpr (kRowSums) {
         const auto g = hn::Mul(dz, w);
         if constexpr (kCenter) sum = hn::Add(sum, g);
@@ -391,9 +368,9 @@ HWY_INLINE void reduce_rows(const GradientRow<In, Stat> (&rows)[2], int64_t n, W
 }
 
 // Returns sum(dz) and sum(dz * normalized) over a block with one weight.
-template <bool kSilu, class In>
+template <class In, class Act>
 HWY_INLINE auto reduce_plane(In x, In dy, int64_t n, double mean_value, double rstd_value,
-                             double weight_value, double bias_value) {
+                             double weight_value, double bias_value, Act act) {
   const hn::ScalableTag<typename In::Compute> d;
   using Scalar = Splat<decltype(d)>;
   const Scalar mean(d, mean_value), rstd(d, rstd_value), weight(d, weight_value),
@@ -401,8 +378,8 @@ HWY_INLINE auto reduce_plane(In x, In dy, int64_t n, double mean_value, double r
   const auto add = [&](int64_t i, auto access, auto& s, auto& p) EK_LAMBDA {
     const auto normalized =
         access.zero_outside(d, hn::Mul(hn::Sub(access.load(d, x, i), mean.value), rstd.value));
-    const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, weight.value,
-                                               bias.value, NoCast());
+    const auto dz = activation_gradient(d, access.load(d, dy, i), normalized, weight.value,
+                                        bias.value, NoCast(), act);
     s = hn::Add(s, access.zero_outside(d, dz));
     p = hn::MulAdd(dz, normalized, p);
   };
@@ -430,20 +407,20 @@ struct Another {
 // dx = rstd * dz * weight - gradient_share - normalized * product_share, where the shares are rstd
 // times the means of dz * weight and of dz * weight * normalized. Without a center the mean and
 // gradient_share are nought.
-template <bool kSilu, bool kStream, bool kCenter, class In, class Out, class Stat, class Weight,
-          class Cast, class More = Nothing>
+template <bool kStream, bool kCenter, class In, class Out, class Stat, class Weight, class Cast,
+          class Act, class More = Nothing>
 HWY_INLINE void input_gradient(In x, In dy, Out dx, int64_t n, Stat mean, Stat rstd,
                                Stat gradient_share, Stat product_share, Weight weight, Weight bias,
-                               Cast cast, More more = {}) {
+                               Cast cast, Act act, More more = {}) {
   const hn::ScalableTag<typename In::Compute> d;
   for_each_result<kStream>(d, dx, n, [&](int64_t i, auto access) EK_LAMBDA {
     const auto r = access.load(d, rstd, i);
     const auto w = access.load(d, weight, i);
-    const auto b = kSilu ? access.load(d, bias, i) : hn::Zero(d);
+    const auto b = kActivates<Act> ? access.load(d, bias, i) : hn::Zero(d);
     auto centered = access.load(d, x, i);
     if constexpr (kCenter) centered = hn::Sub(centered, access.load(d, mean, i));
     const auto normalized = hn::Mul(centered, r);
-    const auto dz = activation_gradient<kSilu>(d, access.load(d, dy, i), normalized, w, b, cast);
+    const auto dz = activation_gradient(d, access.load(d, dy, i), normalized, w, b, cast, act);
     const auto g = hn::Mul(dz, w);
     const auto own = kCenter ? hn::MulSub(g, r, access.load(d, gradient_share, i)) : hn::Mul(g, r);
     return more(d, hn::NegMulAdd(normalized, access.load(d, product_share, i), own), i, access);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "evenkeel/evenkeel.h"
 
 #if defined(__CUDACC__)
 #define EVENKEEL_DEVICE __device__
@@ -60,7 +61,7 @@ struct Formula {
   Number eps, weight_offset;
   Number inv_n;  // 1 / values that share a mean and rstd
   bool centers;  // layer norm
-  bool silu;
+  ek_activation activation;
   bool rounds;  // the normalized value to x's type, before the weight (casting order llama)
 };
 

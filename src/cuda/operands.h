@@ -56,7 +56,7 @@ inline Formula formula_of(const Call& call, int64_t count) {
           .weight_offset = call.weight_offset,
           .inv_n = 1 / static_cast<double>(count),
           .centers = call.centers(),
-          .silu = call.activation == EK_ACTIVATION_SILU,
+          .activation = call.activation,
           .rounds = call.casting == EK_CASTING_LLAMA};
 }
 

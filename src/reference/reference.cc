@@ -4,7 +4,9 @@
 // A unit is what shares one mean and rstd: a row, or a (sample, group) pair. Where its k-th element
 // lies, and which weight belongs to it, is all that tells the three operations and two layouts
 // apart.
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "reference/backend.h"
 
@@ -51,6 +53,57 @@ double bias_of(const Call& call, const Element& e) {
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
+// Of the normal distribution.
+double cdf(double z) { return std::erfc(-z / std::numbers::sqrt2) / 2; }
+double density(double z) {
+  return std::exp(-z * z / 2) * std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+}
+
+// (1 + tanh(u)) / 2 is sigmoid(2u); this is 2u, and how fast it grows.
+double gelu_tanh_of(double z) {
+  return 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi * (z + 0.044715 * z * z * z);
+}
+double gelu_tanh_slope(double z) {
+  return 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi * (1 + 3 * 0.044715 * z * z);
+}
+
+double activate(ek_activation activation, double z) {
+  switch (activation) {
+    case EK_ACTIVATION_NONE:
+      return z;
+    case EK_ACTIVATION_SILU:
+      return z * sigmoid(z);
+    case EK_ACTIVATION_RELU:
+      return z <= 0 ? 0 : z;
+    case EK_ACTIVATION_GELU:
+      return z * cdf(z);
+    case EK_ACTIVATION_GELU_TANH:
+      return z * sigmoid(gelu_tanh_of(z));
+  }
+  return z;
+}
+
+// dy times the slope at z.
+double activation_gradient(ek_activation activation, double z, double dy) {
+  // Far out the slope of a GELU is 0 or 1, and its terms would be infinity times nought.
+  const double near = std::isnan(z) ? z : std::clamp(z, -50.0, 50.0);
+  switch (activation) {
+    case EK_ACTIVATION_NONE:
+      return dy;
+    case EK_ACTIVATION_SILU:
+      return dy * sigmoid(z) * (1 + z * (1 - sigmoid(z)));
+    case EK_ACTIVATION_RELU:
+      return z <= 0 ? 0 : dy;
+    case EK_ACTIVATION_GELU:
+      return dy * (cdf(near) + near * density(near));
+    case EK_ACTIVATION_GELU_TANH: {
+      const double s = sigmoid(gelu_tanh_of(near));
+      return dy * s * (1 + near * (1 - s) * gelu_tanh_slope(near));
+    }
+  }
+  return dy;
+}
+
 // The normalized value that the weight is applied to.
 double cast(const Call& call, double normalized) {
   return call.casting == EK_CASTING_LLAMA ? round_to(call.normalized(), normalized) : normalized;
@@ -84,7 +137,7 @@ ek_status forward(const Call& call) {
       const double normalized = cast(call, (value - mean) * rstd);
       const double z = normalized * weight_of(call, e) + bias_of(call, e);
       if (call.sum) e.set(call.sum, value);  // over x or residual, perhaps
-      e.set(call.y, call.activation == EK_ACTIVATION_SILU ? z * sigmoid(z) : z);
+      e.set(call.y, activate(call.activation, z));
     }
     if (call.mean != nullptr) store_scalar(call.mean, call.stats, unit, mean);
     if (call.rstd != nullptr) store_scalar(call.rstd, call.stats, unit, rstd);
@@ -109,7 +162,7 @@ ek_status backward(const Call& call) {
       const double dy = e.of(call.dy);
       if (call.activation == EK_ACTIVATION_NONE) return dy;
       const double z = cast(call, normalized) * weight_of(call, e) + bias_of(call, e);
-      return dy * sigmoid(z) * (1 + z * (1 - sigmoid(z)));
+      return activation_gradient(call.activation, z, dy);
     };
     double sum = 0, sum_normalized = 0;
     for (int64_t k = 0; k < length; ++k) {

@@ -3,7 +3,9 @@
 // for gradients, finite differences of the forward pass.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <vector>
 
 #include "support/half.h"
@@ -29,6 +31,9 @@ const char* const kLines[] = {
     "group_norm samples=2 channels=6 spatial=3 groups=2 x=f64 x_row_stride=5 x_outer_stride=31",
     "group_norm samples=1 channels=4 spatial=5 groups=1 x=f64 activation=silu bias=none",
     "group_norm samples=1 channels=4 spatial=5 groups=4 x=f64 layout=nhwc activation=silu",
+    "layer_norm rows=3 cols=7 x=f64 activation=relu",
+    "layer_norm rows=3 cols=7 x=f64 activation=gelu offset=1",
+    "layer_norm rows=3 cols=7 x=f64 activation=gelu_tanh offset=1",
 };
 
 // Reads a big tensor by the header's address formula: element (a, b, e), where a is the block or
@@ -65,6 +70,22 @@ Real parameter(const Case& c, const VectorSpec& spec, const Buffer& buffer, int6
   return load(spec.dtype, buffer.data() + static_cast<size_t>(index) * size_of(spec.dtype));
 }
 
+Real activated(ek_activation activation, Real z) {
+  const Real root = std::sqrt(2 / std::numbers::pi_v<Real>);
+  switch (activation) {
+    case EK_ACTIVATION_SILU:
+      return z / (1 + std::exp(-z));
+    case EK_ACTIVATION_RELU:
+      return std::max(z, Real{0});
+    case EK_ACTIVATION_GELU:
+      return z / 2 * (1 + std::erf(z / std::numbers::sqrt2_v<Real>));
+    case EK_ACTIVATION_GELU_TANH:
+      return z / 2 * (1 + std::tanh(root * (z + Real{0.044715L} * z * z * z)));
+    default:
+      return z;
+  }
+}
+
 struct Written {
   Real mean = 0, rstd = 0;
   std::vector<Real> y;
@@ -89,7 +110,7 @@ Written written_out(const Case& c, const Inputs& inputs, int64_t unit) {
       y *= static_cast<Real>(c.offset) + parameter(c, c.weight, inputs.weight, unit, i);
     }
     if (c.bias.present) y += parameter(c, c.bias, inputs.bias, unit, i);
-    if (c.activation == EK_ACTIVATION_SILU) y = y / (1 + std::exp(-y));
+    if (c.activation != EK_ACTIVATION_NONE) y = activated(c.activation, y);
     result.y.push_back(y);
   }
   return result;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "support/half.h"
 
@@ -45,6 +46,41 @@ double error_after_casting(const Case& c, double value, double e_value, double* 
 }
 
 }  // namespace
+
+Activated::Activated(ek_activation activation, double z) {
+  const double root = std::sqrt(2 / std::numbers::pi);
+  switch (activation) {
+    case EK_ACTIVATION_NONE:
+      value = z;
+      break;
+    case EK_ACTIVATION_SILU: {
+      const double s = sigmoid(z);
+      value = z * s;
+      slope = s * (1 + z * sigmoid(-z));
+      steepest = 1.1, bend = 0.5, exponent = std::fabs(z);
+      break;
+    }
+    case EK_ACTIVATION_RELU:
+      value = z <= 0 ? 0 : z;
+      slope = z <= 0 ? 0 : 1;
+      break;
+    case EK_ACTIVATION_GELU: {
+      const double cdf = std::erfc(-z / std::numbers::sqrt2) / 2;
+      value = z * cdf;
+      slope = cdf + z * std::exp(-z * z / 2) * root / 2;
+      steepest = 1.13, bend = 0.8, exponent = z * z;
+      break;
+    }
+    case EK_ACTIVATION_GELU_TANH: {
+      const double s = sigmoid(2 * root * (z + 0.044715 * z * z * z));
+      value = z * s;
+      const double rest = sigmoid(-2 * root * (z + 0.044715 * z * z * z));
+      slope = s * (1 + z * rest * 2 * root * (1 + 3 * 0.044715 * z * z));
+      steepest = 1.13, bend = 0.9, exponent = 4 * root * std::fabs(z + 0.044715 * z * z * z);
+      break;
+    }
+  }
+}
 
 ParameterIndex::ParameterIndex(const Case& c)
     : groups_(c.op == EK_GROUP_NORM ? c.groups : 1),
@@ -93,7 +129,8 @@ void bound_forward(const Case& c, int64_t unit, const std::vector<double>& x,
     if (c.activation == EK_ACTIVATION_NONE) {
       bounds.y[i] = e_z;
     } else {
-      bounds.y[i] = 1.1 * e_z + (8 + std::fabs(z)) * u * std::fabs(z * sigmoid(z)) +
+      const Activated at(c.activation, z);
+      bounds.y[i] = at.steepest * e_z + (8 + at.exponent) * u * std::fabs(at.value) +
                     std::ldexp(1.0, format_of(EK_F32).min_exponent);
     }
   }
@@ -129,12 +166,15 @@ void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
     double cast;
     const double e_cast = error_after_casting(case_, normalized, e_normalized, &cast);
     double dz = dy[i], e_dz = 0;
-    if (case_.activation == EK_ACTIVATION_SILU) {
-      const double scaled = cast * weight, z = scaled + parameters_.bias[p], s = sigmoid(z);
+    if (case_.activation != EK_ACTIVATION_NONE) {
+      const double scaled = cast * weight, z = scaled + parameters_.bias[p];
       const double e_z = std::fabs(weight) * e_cast + 3 * u * std::fabs(scaled) +
                          u * std::fabs(parameters_.bias[p]);
-      dz *= s * (1 + z * (1 - s));
-      e_dz = std::fabs(dy[i]) * (0.5 * e_z + 8 * u) + u * std::fabs(dz);
+      const Activated at(case_.activation, z);
+      dz *= at.slope;
+      e_dz = std::fabs(dy[i]) * (at.bend * e_z + 8 * u) + u * std::fabs(dz);
+      // A ReLU's slope is that of either side where its kink is within reach.
+      if (case_.activation == EK_ACTIVATION_RELU) e_dz = std::fabs(z) <= e_z ? std::fabs(dy[i]) : 0;
     }
     if (accumulate) {
       dweight_[p].magnitude += std::fabs(dz * cast);

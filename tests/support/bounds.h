@@ -32,6 +32,15 @@ class ParameterIndex {
   int64_t groups_, group_channels_, pixels_;
 };
 
+// An activation at z, and what becomes there of an error of z.
+struct Activated {
+  double value = 0, slope = 1;    // exact
+  double steepest = 1, bend = 0;  // the most that value and slope change with z
+  double exponent = 0;  // the value has an exponential's relative error: in unit roundoffs
+
+  Activated(ek_activation activation, double z);
+};
+
 struct ForwardBounds {
   double mean = 0, rstd = 0;
   std::vector<double> y;

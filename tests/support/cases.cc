@@ -30,7 +30,10 @@ const Names<ek_layout> kLayouts = {{"nchw", EK_NCHW}, {"nhwc", EK_NHWC}};
 const Names<ek_casting> kCastings = {
     {"none", EK_CASTING_NONE}, {"llama", EK_CASTING_LLAMA}, {"gemma", EK_CASTING_GEMMA}};
 const Names<ek_activation> kActivations = {{"none", EK_ACTIVATION_NONE},
-                                           {"silu", EK_ACTIVATION_SILU}};
+                                           {"silu", EK_ACTIVATION_SILU},
+                                           {"relu", EK_ACTIVATION_RELU},
+                                           {"gelu", EK_ACTIVATION_GELU},
+                                           {"gelu_tanh", EK_ACTIVATION_GELU_TANH}};
 const Names<InPlace> kInPlaces = {{"none", InPlace::kNone},
                                   {"dy", InPlace::kDy},
                                   {"x", InPlace::kX},

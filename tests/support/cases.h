@@ -21,7 +21,7 @@
 // mean rstd       yes no: asked of the forward   yes; mean of rms_norm: no
 // eps offset      numbers                        1e-5, 0
 // casting         none llama gemma               none
-// activation      none silu                      none
+// activation      none silu relu gelu gelu_tanh  none
 // {x,y,dy,dx,residual,sum,dsum,dresidual}_{row,outer}_stride   0: dense
 // in_place        none dy x residual sum         none. dy: y is x, dx is dy; x: y is x, dx is x;
 //                                                residual: sum is residual, dresidual is dsum;

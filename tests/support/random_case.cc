@@ -53,7 +53,7 @@ void random_parameters(Random& random, Case& c) {
   if (c.op == EK_RMS_NORM && random.chance(2)) {
     c.casting = static_cast<ek_casting>(random.below(3));
   }
-  if (random.chance(3)) c.activation = EK_ACTIVATION_SILU;
+  if (random.chance(3)) c.activation = static_cast<ek_activation>(1 + random.below(4));
 }
 
 void random_outputs(Random& random, Case& c) {

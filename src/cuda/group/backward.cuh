@@ -64,18 +64,20 @@ struct GroupBackward {
     dy_vectors.load(a.dy, first, last);
   }
 
+  __device__ bool activates() const { return a.formula.activation != EK_ACTIVATION_NONE; }
+
   using Loads = LoadedScalar<X, C>;
   __device__ void issue(int number, int channel, Loads& loaded) const {
     if (number == kMean || number == kRstd) {
       const int64_t group = set.group(a.shape) + a.shape.per_group.quotient(channel);
       loaded.statistic(number == kMean ? a.mean : a.rstd, a.stats, group);
-    } else if (number == kWeight || a.formula.silu) {
+    } else if (number == kWeight || activates()) {
       loaded.parameter(number == kWeight ? a.formula.weight : a.formula.bias,
                        set.channel + channel);
     }
   }
   __device__ C value(int number, const Loads& loaded) const {
-    if (number == kBias) return a.formula.silu ? loaded.parameter(a.formula.bias, C{0}) : C{0};
+    if (number == kBias) return activates() ? loaded.parameter(a.formula.bias, C{0}) : C{0};
     return number == kWeight ? weight_of(a.formula, loaded) : loaded.statistic();
   }
   __device__ void begin_sums() {}
@@ -103,15 +105,15 @@ struct GroupBackward {
           });
     };
     // Two loops where the registers suffice.
-    if (kChannelsLast && !a.formula.silu) return run([](const C(&)[W], C(&)[W]) {});
+    if (kChannelsLast && !activates()) return run([](const C(&)[W], C(&)[W]) {});
     C bias[kChannels];
     table.get(kBias, position.slot, bias);
     run([&](const C(&x)[W], C(&dz)[W]) {
-      if (!kChannelsLast && !a.formula.silu) return;
+      with_activation(a.formula, [&](auto activation) {
 #pragma unroll
-      for (int k = 0; k < W; ++k) {
-        dz[k] *= Silu::gradient(x[k] * scale[k % kChannels] + bias[k % kChannels]);
-      }
+        for (int k = 0; k < W; ++k)
+          dz[k] = activation.gradient(x[k] * scale[k % kChannels] + bias[k % kChannels], dz[k]);
+      });
     });
   }
 

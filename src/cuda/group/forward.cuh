@@ -249,17 +249,19 @@ struct GroupForward {
         C y[W];
 #pragma unroll
         for (int k = 0; k < W; ++k)
-          y[k] =
-              activate((x[k] - mean[k % kChannels]) * scale[k % kChannels] + shift[k % kChannels]);
+          y[k] = (x[k] - mean[k % kChannels]) * scale[k % kChannels] + shift[k % kChannels];
+        activate(y);
         In::store(a.y, to.first, y);
         to.first += to.step;
       });
     };
-    if (a.formula.silu) {
-      store([](C z) { return Silu::value(z); });
-    } else {
-      store([](C z) { return z; });
-    }
+    if (a.formula.activation == EK_ACTIVATION_NONE) return store([](C(&)[W]) {});
+    store([&](C(&y)[W]) {
+      with_activation(a.formula, [&](auto activation) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) y[k] = activation.value(y[k]);
+      });
+    });
   }
 };
 

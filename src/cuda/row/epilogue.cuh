@@ -19,10 +19,10 @@ __device__ inline void evaluate_epilogue(const ForwardArguments& a, const C (&x)
 #pragma unroll
   for (int k = 0; k < W; ++k) y[k] = y[k] * weight[k] + bias[k];
   if constexpr (kTerms.activation) {
-    if (a.formula.silu) {
+    with_activation(a.formula, [&](auto activation) {
 #pragma unroll
-      for (int k = 0; k < W; ++k) y[k] = Silu::value(y[k]);
-    }
+      for (int k = 0; k < W; ++k) y[k] = activation.value(y[k]);
+    });
   }
 }
 

@@ -26,11 +26,14 @@ struct Gradient {
       if (a.formula.rounds) RoundToX<X>::value(a.x, e.normalized, e.scaled);
     }
     if constexpr (kTerms.activation) {
-      if (a.formula.silu) {
+      if (a.formula.activation != EK_ACTIVATION_NONE) {
         C bias[W];
         parameters_at<X>(a.formula.bias, column, C{0}, bias);
+        with_activation(a.formula, [&](auto activation) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) e.dz[k] *= Silu::gradient(e.scaled[k] * weight[k] + bias[k]);
+          for (int k = 0; k < W; ++k)
+            e.dz[k] = activation.gradient(e.scaled[k] * weight[k] + bias[k], e.dz[k]);
+        });
       }
     }
 #pragma unroll
