@@ -10,6 +10,37 @@
 namespace evenkeel::torch_binding {
 namespace {
 
+Tensor activate(int64_t activation, const Tensor& z) {
+  switch (activation) {
+    case EK_ACTIVATION_SILU:
+      return at::silu(z);
+    case EK_ACTIVATION_RELU:
+      return at::relu(z);
+    case EK_ACTIVATION_GELU:
+      return at::gelu(z);
+    case EK_ACTIVATION_GELU_TANH:
+      return at::gelu(z, "tanh");
+    default:
+      return z;
+  }
+}
+
+// dy times the slope at z.
+Tensor activation_gradient(int64_t activation, const Tensor& dy, const Tensor& z) {
+  switch (activation) {
+    case EK_ACTIVATION_SILU:
+      return at::silu_backward(dy, z);
+    case EK_ACTIVATION_RELU:
+      return at::threshold_backward(dy, z, 0);
+    case EK_ACTIVATION_GELU:
+      return at::gelu_backward(dy, z);
+    case EK_ACTIVATION_GELU_TANH:
+      return at::gelu_backward(dy, z, "tanh");
+    default:
+      return dy;
+  }
+}
+
 struct Formula {
   const Norm& norm;
   at::ScalarType compute;
@@ -93,8 +124,7 @@ Result formula_forward(const ForwardCall& call) {
   }
   const Tensor& x = call.added ? result.sum : call.x;
   const Formula f(x, call.weight, call.bias, call.norm);
-  const Tensor z = f.before_activation(x);
-  const Tensor y = call.norm.activation == EK_ACTIVATION_SILU ? z * z.sigmoid() : z;
+  const Tensor y = activate(call.norm.activation, f.before_activation(x));
   result.y = f.laid_out(y.to(call.out_dtype), x);
   return result;
 }
@@ -103,10 +133,8 @@ Gradients formula_backward(const BackwardCall& call) {
   const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added] = call;
   const Formula f(x, weight, bias, norm);
   Tensor dz = dy.to(f.compute);
-  if (norm.activation == EK_ACTIVATION_SILU) {
-    const Tensor z = f.before_activation(x), s = z.sigmoid();
-    dz = dz * s * (1 + z * (1 - s));
-  }
+  if (norm.activation != EK_ACTIVATION_NONE)
+    dz = activation_gradient(norm.activation, dz, f.before_activation(x));
   Gradients result;
   const auto nothing = [&](const MaybeTensor& like) {
     return at::empty({0}, given(like) ? like->options() : x.options());

@@ -166,9 +166,13 @@ void check_offset(double offset, const MaybeTensor& weight) {
 
 int64_t activation_of(const std::optional<std::string_view>& name) {
   if (!name || *name == "none") return EK_ACTIVATION_NONE;
-  TORCH_CHECK_VALUE(*name == "silu",
-                    text("activation must be None or 'silu', but is '", *name, "'"));
-  return EK_ACTIVATION_SILU;
+  if (*name == "silu") return EK_ACTIVATION_SILU;
+  if (*name == "relu") return EK_ACTIVATION_RELU;
+  if (*name == "gelu") return EK_ACTIVATION_GELU;
+  TORCH_CHECK_VALUE(
+      *name == "gelu_tanh",
+      text("activation must be None, 'silu', 'relu', 'gelu' or 'gelu_tanh', but is '", *name, "'"));
+  return EK_ACTIVATION_GELU_TANH;
 }
 
 int64_t casting_of(const std::optional<std::string_view>& name) {

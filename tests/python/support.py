@@ -3,6 +3,7 @@
 The oracle is the written-out formula in float64; its gradients come from torch's autograd.
 """
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -105,6 +106,14 @@ def rows_and_rstd(call):
     return rows, (rows.square().mean(-1, keepdim=True) + call.eps).rsqrt()
 
 
+ACTIVATIONS = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+
+
 def oracle(call):
     """The result of a call in float64, differentiable."""
     rows, rstd = rows_and_rstd(call)
@@ -119,7 +128,7 @@ def oracle(call):
         y = y * (call.weight.double() + offset).reshape(shape)
     if call.bias is not None:
         y = y + call.bias.double().reshape(shape)
-    return F.silu(y) if call.options.get("activation") == "silu" else y
+    return ACTIVATIONS.get(call.options.get("activation"), lambda z: z)(y)
 
 
 def terms_of_dx(call, dy):

@@ -338,7 +338,10 @@ def test_missing_and_unknown_arguments(device, norm):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"activation": "gelu"}, "activation must be None or 'silu', but is 'gelu'"),
+        (
+            {"activation": "elu"},
+            "activation must be None, 'silu', 'relu', 'gelu' or 'gelu_tanh', but is 'elu'",
+        ),
         ({"activation": ""}, "activation must be"),
         ({"activation": "SiLU"}, "activation must be"),
         ({"out_dtype": torch.int32}, "out_dtype must be float64"),

@@ -56,6 +56,10 @@ def image(**options):
 CALLS = {
     **{norm: ordinary(norm) for norm in NORMS},
     **{f"{norm}-silu": ordinary(norm, activation="silu", weight_offset=1.0) for norm in NORMS},
+    **{
+        f"layer_norm-{activation}": ordinary("layer_norm", activation=activation)
+        for activation in ("relu", "gelu", "gelu_tanh")
+    },
     **{f"{norm}-half": ordinary(norm, HALF, out_dtype=torch.float32) for norm in NORMS},
     **{f"{norm}-plain": ordinary(norm, weight=None, bias=None) for norm in NORMS},
     "rms_norm-llama": ordinary("rms_norm", HALF, HALF, casting="llama"),

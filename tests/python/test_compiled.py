@@ -310,6 +310,53 @@ def test_a_sum_that_the_weight_depends_on_is_left():
     assert "add_forward" not in backend.counts()
 
 
+@pytest.mark.parametrize(
+    ("function", "activation"),
+    [
+        (F.relu, "relu"),
+        (torch.relu, "relu"),
+        (torch.Tensor.relu, "relu"),
+        (nn.ReLU(inplace=True), "relu"),
+        (F.gelu, "gelu"),
+        (nn.GELU(approximate="tanh"), "gelu_tanh"),
+    ],
+    ids=str,
+)
+def test_activations_behind_a_group_norm_join(function, activation):
+    norm, conv = ek.GroupNorm(4, 8), nn.Conv2d(8, 8, 3)
+    backend = Compiled()
+
+    def step(x):
+        return conv(function(norm(conv(x)))).sum()
+
+    x = torch.randn(2, 8, 16, 16, requires_grad=True)
+    compiled = torch.compile(step, backend=backend)(x)
+    torch.testing.assert_close(compiled, step(x))
+    (actual,) = torch.autograd.grad(compiled, x)
+    (expected,) = torch.autograd.grad(step(x), x)
+    torch.testing.assert_close(actual, expected)
+    ops = torch.ops.evenkeel
+    calls = backend.calls(ops.forward.default) + backend.calls(ops.backward.default)
+    assert [c["activation"] for c in calls] == [ACTIVATIONS[activation]] * 2
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+def test_activation_of_a_norm_that_is_handed_back(activation):
+    """A formula takes the operators' place, forward and backward."""
+    backend = Compiled()
+    x = torch.randn(64, 16, requires_grad=True)  # rows that are too short for a kernel
+
+    def step(x):
+        return ek.layer_norm(x, (16,), activation=activation).square().sum()
+
+    compiled = torch.compile(step, backend=backend)(x)
+    torch.testing.assert_close(compiled, step(x))
+    (actual,) = torch.autograd.grad(compiled, x)
+    (expected,) = torch.autograd.grad(step(x), x)
+    torch.testing.assert_close(actual, expected)
+    assert not backend.counts()
+
+
 def test_silu_of_a_result_that_is_used_twice_is_left():
     norm, conv = ek.GroupNorm(4, 8), nn.Conv2d(8, 8, 3)
     backend = Compiled()

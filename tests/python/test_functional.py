@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import evenkeel.torch as ek
 from support import (
+    ACTIVATIONS,
     COPIES,
     DTYPES,
     HALVES,
@@ -87,9 +88,41 @@ def test_options(norm, options, dtype, parameters):
     check_call(ordinary(norm, dtype, parameters, parameters, **options))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @norms
-def test_silu_without_parameters(norm):
-    check_call(ordinary(norm, weight=None, bias=None, activation="silu"))
+def test_activations(norm, activation):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        check_call(ordinary(norm, dtype, weight_offset=3.0, activation=activation))
+    check_call(ordinary(norm, weight=None, bias=None, activation=activation))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_activations_far_out(activation, dtype):
+    """NaN and infinities as torch has them; slopes of 0 and 1 far out, where torch's formulas may give NaN."""
+    far = torch.tensor([-1e30, -1e20, -1e4, -50, 50, 1e4, 1e20, 1e30], dtype=dtype)
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0], dtype=dtype)
+    z = torch.cat([far, special]).requires_grad_()
+    x, weight = torch.arange(float(len(z)), dtype=dtype)[None], torch.zeros_like(z)
+    y = ek.layer_norm(x, z.shape, weight, z, activation=activation)[0]
+    expected = ACTIVATIONS[activation](z.detach())
+    torch.testing.assert_close(y.detach(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    slope = torch.autograd.grad(y.sum(), z)[0]
+    limits = torch.tensor([0.0] * 4 + [1.0] * 4, dtype=dtype)
+    torch.testing.assert_close(slope[: len(far)], limits, rtol=0, atol=1e-19)
+    assert slope[len(far)].isnan() or activation == "relu"
+    assert slope[-2:].tolist() == ([0, 0] if activation == "relu" else [0.5, 0.5])
+
+
+def test_slope_of_relu_selects():
+    """As torch's: an infinite gradient where nothing passes leaves no NaN, and one at a NaN passes."""
+    bias = torch.tensor([-1.0, 0.0, 1.0, float("nan")], requires_grad=True)
+    dy = torch.tensor([[float("inf"), float("inf"), 2.0, 3.0]])
+    x, weight = torch.arange(4.0)[None], torch.zeros(4)
+    y = ek.layer_norm(x, (4,), weight, bias, activation="relu")
+    (slope,) = torch.autograd.grad(y, bias, dy)
+    (expected,) = torch.autograd.grad(F.relu(bias), bias, dy[0])
+    assert torch.equal(slope, expected)
 
 
 def test_weight_and_bias_of_different_dtypes():

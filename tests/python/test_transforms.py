@@ -49,6 +49,10 @@ SMALL = {
     **{norm: small(norm) for norm in NORMS},
     **{f"{norm}-plain": small(norm, weight=None, bias=None) for norm in NORMS},
     **{f"{norm}-silu": small(norm, activation="silu", weight_offset=1.0) for norm in NORMS},
+    **{
+        f"layer_norm-{activation}": small("layer_norm", activation=activation)
+        for activation in ("relu", "gelu", "gelu_tanh")
+    },
     "layer_norm-planes": make("layer_norm", (2, 3, 4), (3, 4), DOUBLE, DOUBLE, None),
     "group_norm-channels_last": channels_last(small("group_norm", activation="silu")),
 }

@@ -6,12 +6,9 @@ the normalization, and torch's own operations do what involves the parameters.
 """
 
 import torch
-import torch.nn.functional as F
 
-from evenkeel._abi import ACTIVATIONS
+from evenkeel.torch import activations
 from evenkeel.torch.sharding import GROUP_NORM, RMS_NORM
-
-NO_ACTIVATION = ACTIVATIONS["none"]
 
 
 def register():
@@ -75,7 +72,7 @@ def _backward(info, in_dims, dy, x, weight, bias, mean, rstd, op, span, eps, *ot
         normalized, *_ = batch.normalized(eps, casting, epilogue.compute)
         dz = epilogue.gradient(dy.to(epilogue.compute), normalized)
         if any(big) and not same_parameters:
-            dxs = dx_of(epilogue.scaled(dz), None, None, NO_ACTIVATION, 0.0)
+            dxs = dx_of(epilogue.scaled(dz), None, None, activations.NONE, 0.0)
         if wanted[1]:
             dweight = batch.sums(dz * normalized).to(weight.dtype)
         if wanted[2]:
@@ -123,7 +120,7 @@ class _Batch:
         return self.unfold(y), *others
 
     def normalized(self, eps, casting, dtype, statistics=False):
-        return self.forward(None, None, eps, NO_ACTIVATION, casting, 0.0, dtype, statistics)
+        return self.forward(None, None, eps, activations.NONE, casting, 0.0, dtype, statistics)
 
     def spread(self, parameter, dim):
         """A parameter at its place among the dimensions of x."""
@@ -151,7 +148,7 @@ class _Epilogue:
         dtypes = [tensor.dtype for tensor in tensors if tensor is not None] + [*batch.added[1:]]
         self.compute = torch.float64 if torch.float64 in dtypes else torch.float32
         self.weight, self.bias = (p if p is None else p.to(self.compute) for p in parameters)
-        self.offset, self.silu = weight_offset, activation != NO_ACTIVATION
+        self.offset, self.activation = weight_offset, activation
 
     def scaled(self, value):
         return value if self.weight is None else value * (self.weight + self.offset)
@@ -161,13 +158,10 @@ class _Epilogue:
         return z if self.bias is None else z + self.bias
 
     def value(self, normalized):
-        z = self.before_activation(normalized)
-        return F.silu(z) if self.silu else z
+        return activations.value(self.activation, self.before_activation(normalized))
 
     def gradient(self, dy, normalized):
         """Of what is activated."""
-        if not self.silu:
+        if self.activation == activations.NONE:
             return dy
-        z = self.before_activation(normalized)
-        s = z.sigmoid()
-        return dy * s * (1 + z * (1 - s))
+        return activations.gradient(self.activation, dy, self.before_activation(normalized))

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evenkeel._abi import ACTIVATIONS, CASTINGS, OPS
+from evenkeel._abi import CASTINGS, OPS
+from evenkeel.torch import activations
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _FORWARD = torch.ops.evenkeel.forward.default
@@ -102,8 +103,7 @@ def forward(
         y = y if weight is None else y * weight
     else:
         y = norm(value, weight, bias, op, span, eps)
-    if activation == ACTIVATIONS["silu"]:
-        y = torch.nn.functional.silu(y)
+    y = activations.value(activation, y)
     mean, rstd = _statistics(value, op, span, eps) if statistics else (None, None)
     kept = torch.float64 if x.dtype == torch.float64 else torch.float32
     return laid_out(y.to(out_dtype), x, op), *(

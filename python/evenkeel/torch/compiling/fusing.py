@@ -14,23 +14,42 @@ from evenkeel.torch.compiling import report, rule
 from evenkeel.torch.compiling.native import GROUP_NORM
 
 _GROUP_NORMS = torch.ops.evenkeel.group_norm, torch.ops.evenkeel.group_norm.default
-_SILUS = F.silu, torch.ops.aten.silu, torch.ops.aten.silu.default
+_aten = torch.ops.aten
+# Functions: the activation, and its name in a report.
+_ACTIVATIONS = {
+    **dict.fromkeys((F.silu, _aten.silu, _aten.silu.default), ("silu", "SiLU")),
+    **dict.fromkeys((F.relu, torch.relu, _aten.relu, _aten.relu.default), ("relu", "ReLU")),
+    **dict.fromkeys((F.gelu, _aten.gelu, _aten.gelu.default), ("gelu", "GELU")),
+}
+
+
+def _activation_of(node):
+    """What a node applies, and to what; or None."""
+    if node.op == "call_method" and node.target == "relu":
+        return "relu", "ReLU", node.args[0]
+    if node.op != "call_function" or node.target not in _ACTIVATIONS:
+        return None
+    activation, name = _ACTIVATIONS[node.target]
+    if activation == "gelu" and node.kwargs.get("approximate") == "tanh":
+        activation = "gelu_tanh"
+    return activation, name, node.args[0] if node.args else node.kwargs["input"]
 
 
 def take_in_activation(graph):
-    """Group norm and the SiLU of its result, in the graph as dynamo or an exported program has it."""
-    for silu in list(graph.nodes):
-        if silu.op != "call_function" or silu.target not in _SILUS:
+    """Group norm and the activation of its result, in the graph as dynamo or an exported program has it."""
+    for node in list(graph.nodes):
+        found = _activation_of(node)
+        if found is None:
             continue
-        norm = silu.args[0] if silu.args else silu.kwargs["input"]
+        activation, name, norm = found
         if norm.target not in _GROUP_NORMS or len(norm.users) != 1:
             continue
         if norm.kwargs.get("activation") not in (None, "none"):
             continue
-        norm.kwargs = norm.kwargs | {"activation": "silu"}
-        silu.replace_all_uses_with(norm)
-        graph.erase_node(silu)
-        report.decided(g.name(norm), "both", "evenkeel", "with the SiLU behind it")
+        norm.kwargs = norm.kwargs | {"activation": activation}
+        node.replace_all_uses_with(norm)
+        graph.erase_node(node)
+        report.decided(g.name(norm), "both", "evenkeel", f"with the {name} behind it")
 
 
 def join(graph):

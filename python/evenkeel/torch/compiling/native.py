@@ -7,7 +7,8 @@ for a norm of torch's.
 
 import torch
 
-from evenkeel._abi import ACTIVATIONS, CASTINGS, OPS
+from evenkeel._abi import CASTINGS, OPS
+from evenkeel.torch import activations
 from evenkeel.torch.compiling import graph as g
 from evenkeel.torch.exporting import laid_out
 
@@ -17,9 +18,8 @@ LAYER_NORM, RMS_NORM, GROUP_NORM = OPS["layer_norm"], OPS["rms_norm"], OPS["grou
 class _Norm:
     """x and its parameters in the dtype that is computed in, divided into what is normalized together."""
 
-    def __init__(self, x, weight, bias, op, span, activation, casting, weight_offset):
+    def __init__(self, x, weight, bias, op, span, casting, weight_offset):
         self.x, self.op, self.casting = x, op, casting
-        self.silu = activation == ACTIVATIONS["silu"]
         tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
         wide = any(tensor.dtype == torch.float64 for tensor in tensors)
         self.compute = torch.float64 if wide else torch.float32
@@ -77,10 +77,10 @@ class _Norm:
 def forward(
     x, weight, bias, op, span, eps, activation, casting, weight_offset, out_dtype, statistics
 ):
-    norm = _Norm(x, weight, bias, op, span, activation, casting, weight_offset)
+    norm = _Norm(x, weight, bias, op, span, casting, weight_offset)
     mean, rstd = norm.moments(eps)
-    y = norm.before_activation(norm.normalize(mean, rstd))
-    y = laid_out((torch.nn.functional.silu(y) if norm.silu else y).to(out_dtype), x, op)
+    y = activations.value(activation, norm.before_activation(norm.normalize(mean, rstd)))
+    y = laid_out(y.to(out_dtype), x, op)
     stored = torch.float64 if x.dtype == torch.float64 else torch.float32
     return y, *(
         norm.nothing(stored) if part is None or not statistics else norm.kept(part).to(stored)
@@ -103,15 +103,13 @@ def backward(
     weight_offset,
     wanted,
 ):
-    norm = _Norm(x, weight, bias, op, span, activation, casting, weight_offset)
+    norm = _Norm(x, weight, bias, op, span, casting, weight_offset)
     mean = None if op == RMS_NORM else norm.over_dims(mean)
     rstd = norm.over_dims(rstd)
     normalized = norm.normalize(mean, rstd)
     dz = dy.to(norm.compute)
-    if norm.silu:
-        z = norm.before_activation(normalized)
-        s = torch.sigmoid(z)
-        dz = dz * s * (1 + z * (1 - s))
+    if activation != activations.NONE:
+        dz = activations.gradient(activation, dz, norm.before_activation(normalized))
     dx, dweight, dbias = (
         norm.nothing(dtype if like is None else like.dtype)
         for like, dtype in ((x, x.dtype), (weight, x.dtype), (bias, x.dtype))

@@ -1,0 +1,33 @@
+"""The activations in torch's own operations, by their numbers in the C interface.
+
+For what computes around the kernels: batched parameters, exported programs, norms that are handed back to the compiler.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from evenkeel._abi import ACTIVATIONS
+
+NONE = ACTIVATIONS["none"]
+
+_aten = torch.ops.aten
+# Of each: its value, and dy times its slope.
+_FORMULAS = {
+    "silu": (F.silu, lambda dy, z: _aten.silu_backward(dy, z)),
+    "relu": (F.relu, lambda dy, z: _aten.threshold_backward(dy, z, 0)),
+    "gelu": (F.gelu, lambda dy, z: _aten.gelu_backward(dy, z)),
+    "gelu_tanh": (
+        lambda z: F.gelu(z, approximate="tanh"),
+        lambda dy, z: _aten.gelu_backward(dy, z, approximate="tanh"),
+    ),
+}
+_BY_NUMBER = {ACTIVATIONS[name]: formulas for name, formulas in _FORMULAS.items()}
+
+
+def value(activation, z):
+    return z if activation == NONE else _BY_NUMBER[activation][0](z)
+
+
+def gradient(activation, dy, z):
+    """dy times the slope at z."""
+    return dy if activation == NONE else _BY_NUMBER[activation][1](dy, z)
