@@ -81,6 +81,7 @@ absl::Status infer_shapes(InferenceContext* c) {
 
 constexpr char kType[] = "T: {float, double, half, bfloat16}";
 constexpr char kEpsilon[] = "epsilon: float = 1e-7";
+constexpr char kActivation[] = "activation: {'none', 'silu', 'relu', 'gelu', 'gelu_tanh'} = 'none'";
 
 REGISTER_OP("LayerNormCustom")
     .Input("input: T")
@@ -147,7 +148,7 @@ REGISTER_OP("LayerNormFusedBackpropCustom")
       .Attr("epsilon: float")                                 \
       .Attr("groups: int >= 1 = 1")                           \
       .Attr("channels_last: bool = true")                     \
-      .Attr("activation: {'none', 'silu'} = 'none'")          \
+      .Attr(kActivation)                                      \
       .SetShapeFn(infer_shapes)
 
 REGISTER_OP("EvenkeelNorm")

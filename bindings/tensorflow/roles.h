@@ -39,7 +39,11 @@ absl::Status read_attributes(Context* context, ek_problem& problem) {
                : norm == "rms_norm" ? EK_RMS_NORM
                                     : EK_GROUP_NORM;
   problem.layout = channels_last ? EK_NHWC : EK_NCHW;
-  problem.activation = activation == "silu" ? EK_ACTIVATION_SILU : EK_ACTIVATION_NONE;
+  problem.activation = activation == "silu"        ? EK_ACTIVATION_SILU
+                       : activation == "relu"      ? EK_ACTIVATION_RELU
+                       : activation == "gelu"      ? EK_ACTIVATION_GELU
+                       : activation == "gelu_tanh" ? EK_ACTIVATION_GELU_TANH
+                                                   : EK_ACTIVATION_NONE;
   return status;
 }
 

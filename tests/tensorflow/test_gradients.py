@@ -21,7 +21,7 @@ from tf_support import (
 import evenkeel.tensorflow as ek
 
 OPTIONS = [(norm, {}) for norm in NORMS] + [
-    ("group_norm", {"activation": "silu"}),
+    *(("group_norm", {"activation": name}) for name in ("silu", "relu", "gelu", "gelu_tanh")),
     ("group_norm", {"data_format": "channels_first"}),
     ("group_norm", {"data_format": "channels_first", "activation": "silu"}),
 ]

@@ -121,11 +121,11 @@ def test_group_norm_of_any_image(shape, data_format):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
-def test_group_norm_with_silu(data_format, dtype):
+@pytest.mark.parametrize("activation", ["silu", "relu", "gelu", "gelu_tanh"])
+def test_group_norm_with_activation(activation, data_format, dtype):
     shape = (3, 5, 2, 12) if data_format == "channels_last" else (3, 12, 5, 2)
-    check_call(
-        make("group_norm", shape, dtype, data_format=data_format, activation="silu"), graph=True
-    )
+    options = {"data_format": data_format, "activation": activation}
+    check_call(make("group_norm", shape, dtype, **options), graph=True)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,15 @@ class Call:
         return self.inputs["x"].dtype
 
 
+ACTIVATIONS = {
+    None: tf.identity,
+    "silu": tf.nn.silu,
+    "relu": tf.nn.relu,
+    "gelu": lambda z: tf.nn.gelu(z, approximate=False),
+    "gelu_tanh": lambda z: tf.nn.gelu(z, approximate=True),
+}
+
+
 def formula(
     x,
     gamma=None,
@@ -87,7 +96,7 @@ def formula(
     if beta is not None:
         y = y + tf.cast(beta, tf.float64)
     y = tf.experimental.numpy.moveaxis(y, -1, 1) if first else y
-    return y * tf.sigmoid(y) if activation == "silu" else y
+    return ACTIVATIONS[activation](y)
 
 
 def random(shape, dtype=tf.float32, seed=0, scale=1.0, shift=0.0):

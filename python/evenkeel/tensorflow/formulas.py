@@ -3,7 +3,38 @@
 Slower than the kernels, and used only where a gradient is differentiated again.
 """
 
+import math
+
 import tensorflow as tf
+
+
+def _silu_slope(z):
+    s = tf.sigmoid(z)
+    return s * (1 + z * (1 - s))
+
+
+def _relu_slope(z):
+    return tf.where(z <= 0, tf.zeros_like(z), tf.ones_like(z))
+
+
+def _gelu_slope(z):
+    density = tf.exp(-tf.square(z) / 2) / math.sqrt(2 * math.pi)
+    return tf.math.erfc(-z / math.sqrt(2)) / 2 + z * density
+
+
+def _gelu_tanh_slope(z):
+    z = tf.clip_by_value(z, -24.0, 24.0)  # where the slope is 0 or 1, and z**3 finite
+    u = 2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+    s = tf.sigmoid(u)
+    return s * (1 + z * (1 - s) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z**2))
+
+
+SLOPES = {
+    "silu": _silu_slope,
+    "relu": _relu_slope,
+    "gelu": _gelu_slope,
+    "gelu_tanh": _gelu_tanh_slope,
+}
 
 
 def backward(
@@ -46,12 +77,11 @@ def backward(
     scale = None if weight is None else wide(weight, vector)
 
     dz = wide(dy, split)
-    if activation == "silu":
+    if activation != "none":
         z = normalized if scale is None else normalized * scale
         if bias is not None:
             z += wide(bias, vector)
-        sigmoid = tf.sigmoid(z)
-        dz *= sigmoid * (1 + z * (1 - sigmoid))
+        dz *= SLOPES[activation](z)
     g = dz if scale is None else dz * scale
     dx = g - normalized * mean(g * normalized)
     if norm != "rms_norm":

@@ -9,7 +9,7 @@ import tensorflow as tf
 from evenkeel.tensorflow._load import operators
 
 CHANNELS_LAST = {"channels_last": True, "channels_first": False}
-ACTIVATIONS = {None: "none", "silu": "silu"}
+ACTIVATIONS = {None: "none"} | {name: name for name in ("silu", "relu", "gelu", "gelu_tanh")}
 
 
 def layer_norm_custom(x, epsilon=1e-7, name=None):
@@ -43,7 +43,8 @@ def group_norm(
 ):
     """Group norm of x (samples, ..., channels), or (samples, channels, ...) for "channels_first".
 
-    gamma and beta may have another type than x. activation: None or "silu", in the same pass.
+    gamma and beta may have another type than x. activation: None, "silu", "relu",
+    "gelu" or "gelu_tanh", in the same pass.
     """
     return norm(
         x,
