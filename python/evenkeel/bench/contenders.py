@@ -13,7 +13,7 @@ import torch._functorch.config
 import torch.nn.functional as F
 
 from evenkeel.bench import command
-from evenkeel.bench.lines import EPS, GROUPS
+from evenkeel.bench.lines import ACTIVATIONS, EPS, GROUPS
 
 TITLES = {
     "evenkeel": "evenkeel",
@@ -105,7 +105,8 @@ def torch_norm(line):
         norm = lambda x, weight: F.rms_norm(x, shape, weight, EPS)  # noqa: E731
     else:
         norm = lambda x, weight, bias: F.layer_norm(x, shape, weight, bias, EPS)  # noqa: E731
-    whole = (lambda *inputs: F.silu(norm(*inputs))) if line.activation else norm
+    activate = ACTIVATIONS.get(line.activation)
+    whole = (lambda *inputs: activate(norm(*inputs))) if activate else norm
     if not line.adds:
         return whole
 
@@ -236,6 +237,8 @@ def make_apex(line):
     if line.is_group:
         from apex.contrib.group_norm import GroupNorm
 
+        if line.activation not in ("", "silu"):
+            raise NotOfferedError("Apex's group norm has SiLU alone")
         if line.layout != "nhwc" or line.parameters not in GroupNorm.SUPPORTED_CHANNELS:
             raise NotOfferedError(
                 "Apex has a group norm of its own for NHWC and some channel counts only"

@@ -6,15 +6,23 @@ sum in float32, and so are weight and bias, as under autocast.
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
+import torch.nn.functional as F
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 MIXED = "bf16/f32w"  # x in bfloat16, weight and bias in float32
 WITH_RESIDUAL = ("f32+f32", "bf16+bf16", "bf16+f32", "f16+f16", "f16+f32")
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 LAYOUTS = ("nchw", "nhwc")
+ACTIVATIONS = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
 GROUPS = 32
 EPS = 1e-5
 PASSES = {"forward": 2, "backward": 3}  # how many tensors of x's size the ceiling moves

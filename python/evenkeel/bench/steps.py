@@ -23,6 +23,7 @@ from evenkeel import _native
 from evenkeel.bench import command
 from evenkeel.bench.report import complain, console
 from evenkeel.bench.timing import NO_FIGURE
+from evenkeel.torch.modules import SPENT
 
 VARIANTS = ("native", "fused", "none")
 COLUMNS = "date commit machine torch model batch mode variant step_ms spread_ms peak_gib share loss".split()
@@ -49,9 +50,8 @@ def surgery(model, variant):
     report = evenkeel.torch.fuse(model)
     if variant == "none":
         for item in report.replaced:
-            # A SiLU that went into the norm before it has to be done after all.
-            silu = item.original is torch.nn.SiLU
-            item.module.__class__ = item.original if silu else PassOn
+            # An activation that went into the norm before it has to be done after all.
+            item.module.__class__ = item.original if item.original in SPENT else PassOn
     try:
         yield
     finally:

@@ -7,9 +7,8 @@ import math
 import typing
 
 import torch
-import torch.nn.functional as F
 
-from evenkeel.bench.lines import EPS, GROUPS, NO_DSUM
+from evenkeel.bench.lines import ACTIVATIONS, EPS, GROUPS, NO_DSUM
 
 TOTAL_BYTES = 600_000_000  # beyond the caches of any GPU
 MIN_SETS, MAX_SETS = 2, 256
@@ -77,7 +76,7 @@ def formula(line, x, weight, *bias):
     y = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).reshape(shape) * weight
     for b in bias:
         y = y + b
-    return F.silu(y) if line.activation else y
+    return ACTIVATIONS[line.activation](y) if line.activation else y
 
 
 def reference(line, s):

@@ -6,6 +6,7 @@ the names, e_v is the allowed absolute error of v.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -31,6 +32,37 @@ def arithmetic_of(case, pass_):
 
 def sigmoid(z):
     return 1 / (1 + np.exp(-z))
+
+
+erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@dataclasses.dataclass(frozen=True)
+class Activated:
+    """An activation at z: its value and slope, and what errors do to them."""
+
+    value: np.ndarray
+    slope: np.ndarray
+    steepest: float  # how fast the value changes with z, at most
+    bend: float  # how fast the slope does
+    exponent: np.ndarray  # its error, in unit roundoffs, is one of the value
+
+
+def activated(name, z):
+    root = math.sqrt(2 / math.pi)
+    if name == "silu":
+        s = sigmoid(z)
+        return Activated(z * s, s * (1 + z * (1 - s)), 1.1, 0.5, np.abs(z))
+    if name == "relu":
+        return Activated(np.where(z <= 0, 0, z), np.where(z <= 0, 0, 1.0), 1, 0, 0 * z)
+    if name == "gelu":
+        cdf = erfc(-z / math.sqrt(2)) / 2
+        slope = cdf + z * np.exp(-np.square(z) / 2) * root / 2
+        return Activated(z * cdf, slope, 1.13, 0.8, np.square(z))
+    u = 2 * root * (z + 0.044715 * z**3)
+    s = sigmoid(u)
+    slope = s * (1 + z * (1 - s) * 2 * root * (1 + 3 * 0.044715 * np.square(z)))
+    return Activated(z * s, slope, 1.13, 0.9, 2 * np.abs(u))
 
 
 def by_unit(case, parameter):
@@ -96,9 +128,10 @@ def forward(case, x, weight, bias):
     scaled = cast * weight
     y = scaled + bias
     e_y = np.abs(weight) * e_cast + 3 * u * np.abs(scaled) + u * np.abs(bias) + tiny
-    if case["activation"] == "silu":
-        z, y = y, y * sigmoid(y)
-        e_y = 1.1 * e_y + (8 + np.abs(z)) * u * np.abs(y) + 2.0**-126
+    if case["activation"] != "none":
+        at = activated(case["activation"], y)
+        y = at.value
+        e_y = at.steepest * e_y + (8 + at.exponent) * u * np.abs(y) + 2.0**-126
     return {
         "y": (y, e_y),
         "sum": (x, np.zeros_like(x)),
@@ -119,13 +152,16 @@ def backward(case, x, dy, dsum, weight, bias, mean, rstd):
     e_normalized = 3 * u * np.abs(normalized) + u * np.abs(mean) * rstd + tiny * rstd
     cast, e_cast = after_casting(case, normalized, e_normalized)
     dz, e_dz = dy, np.zeros_like(dy)
-    if case["activation"] == "silu":
+    if case["activation"] != "none":
         scaled = cast * weight
         z = scaled + bias
         e_z = np.abs(weight) * e_cast + 3 * u * np.abs(scaled) + u * np.abs(bias)
-        s = sigmoid(z)
-        dz = dy * s * (1 + z * (1 - s))
-        e_dz = np.abs(dy) * (0.5 * e_z + 8 * u) + u * np.abs(dz)
+        at = activated(case["activation"], z)
+        dz = dy * at.slope
+        e_dz = np.abs(dy) * (at.bend * e_z + 8 * u) + u * np.abs(dz)
+        # A ReLU's slope is that of either side where its kink is within reach.
+        if case["activation"] == "relu":
+            e_dz = np.where(np.abs(z) <= e_z, np.abs(dy), 0)
     g = dz * weight
     e_g = np.abs(weight) * e_dz + 2 * u * np.abs(g) + tiny
 
