@@ -87,7 +87,7 @@ USERS = {
 @pytest.mark.parametrize(
     ("section", "pattern"),
     [
-        ("A fusion behind the norm (an activation)", r"(?i)silu"),
+        ("A fusion behind the norm (an activation)", r"(?i)silu|gelu"),
         ("A dtype", r"BF16|(?i:bfloat16)|\"bf16\""),
     ],
 )

@@ -1,10 +1,14 @@
-"""A group norm and the SiLU behind it become one kernel, where nobody can tell the difference."""
+"""A norm and the activation behind it become one kernel, where nobody can tell the difference.
+
+Behind a group norm in an nn.Sequential, and inside of a norm that holds its activation.
+"""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from handwritten import GroupNormAct, LayerNormAct, NamelessAct, RmsNormAct
 from torch import nn
 
 import evenkeel.torch as ek
@@ -12,9 +16,10 @@ import evenkeel.torch as ek
 DONE = "done by the norm before it"
 
 
-def sequence(*, inplace=False):
+def sequence(activation=None, *, inplace=False):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.SiLU(inplace), nn.Flatten())
+    activation = nn.SiLU(inplace) if activation is None else activation
+    return nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), activation, nn.Flatten())
 
 
 def recipes(report):
@@ -41,6 +46,30 @@ def test_values_and_gradients(inplace):
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (nn.ReLU(), "relu"),
+        (nn.ReLU(inplace=True), "relu"),
+        (nn.GELU(), "gelu"),
+        (nn.GELU(approximate="tanh"), "gelu_tanh"),
+    ],
+    ids=str,
+)
+def test_other_activations(activation, name):
+    model = sequence(activation)
+    twin = copy.deepcopy(model)
+    report = ek.fuse(model)
+    assert recipes(report) == {"1": f"group_norm, activation={name!r}", "2": DONE}
+    (y, gradients), (expected, theirs) = (with_gradients(m, image()) for m in (model, twin))
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient, theirs[parameter], rtol=1e-4, atol=1e-4)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(image()), model(image()))
+    report.undo()
+    assert type(model[2]) is type(activation)
 
 
 def test_autocast_returns_its_dtype():
@@ -168,3 +197,99 @@ def test_only_where_the_next_module_gets_the_result():
     assert recipes(ek.fuse(model)) == {"1": "group_norm"}
     model = nn.ModuleList(sequence())
     assert recipes(ek.fuse(model)) == {"1": "group_norm"}
+
+
+# ---- norms that hold their activation ----
+
+HELD = {
+    "group norm": (lambda: GroupNormAct(2, 8), "group_norm"),
+    "layer norm": (lambda: LayerNormAct(8), "layer_norm"),
+    "RMS norm": (lambda: RmsNormAct(8), "rms_norm"),
+    "nameless": (lambda: NamelessAct(8), "rms_norm"),
+}
+held = pytest.mark.parametrize("name", HELD)
+WORDS = {
+    "relu": nn.ReLU(),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU("tanh"),
+    None: nn.Identity(),
+}
+
+
+def made(name, activation="relu"):
+    torch.manual_seed(0)
+    module = HELD[name][0]()
+    module.act = WORDS[activation]
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def pixels(name):
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+    return x.movedim(-1, 1).contiguous() if name == "group norm" else x
+
+
+@pytest.mark.parametrize("activation", WORDS)
+@held
+def test_norm_that_holds_its_activation(name, activation):
+    module = made(name, activation)
+    twin = copy.deepcopy(module)
+    report = ek.fuse(module)
+    (entry,) = report.replaced
+    assert entry.recipe.startswith(HELD[name][1])
+    assert (f"activation={activation!r}" in entry.recipe) == (activation is not None)
+    for form in (module, pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        (y, gradients), (expected, theirs) = (
+            with_gradients(m, pixels(name)) for m in (form, copy.deepcopy(twin))
+        )
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+        for parameter, gradient in gradients.items():
+            torch.testing.assert_close(gradient, theirs[parameter], rtol=1e-4, atol=1e-4)
+        module.zero_grad()
+    report.undo()
+    assert type(module) is type(twin)
+
+
+@held
+def test_activation_that_is_exchanged_later(name):
+    module = made(name)
+    assert ek.fuse(module).replaced
+    module.act = nn.Tanh()
+    x = pixels(name)
+    assert torch.equal(module(x), type(made(name)).forward(module, x))
+
+
+class Counting(nn.ReLU):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+def watched_activation(module):
+    module.act.register_forward_hook(lambda *_: None)
+
+
+UNPROVEN = {
+    "another function": (lambda m: setattr(m, "act", nn.Tanh()), "none of evenkeel's activations"),
+    "a dropout": (lambda m: setattr(m, "drop", nn.Dropout(0.5)), "none of evenkeel's activations"),
+    "a state": (lambda m: setattr(m, "act", Counting()), "its forward changes the module"),
+    "a hook": (watched_activation, "it holds other modules: drop, act"),
+    "a parameter": (lambda m: setattr(m, "act", nn.PReLU()), "it holds other modules: drop, act"),
+}
+
+
+@pytest.mark.parametrize("change", UNPROVEN)
+@held
+@pytest.mark.filterwarnings("ignore:.*no norm was replaced")
+def test_what_is_held_is_something_else(name, change):
+    module = made(name)
+    UNPROVEN[change][0](module)
+    random_state = torch.random.get_rng_state()
+    (entry,) = ek.fuse(module).skipped
+    assert UNPROVEN[change][1] in entry.reason
+    assert getattr(module.act, "calls", 0) == 0
+    assert torch.equal(torch.random.get_rng_state(), random_state)

@@ -13,12 +13,9 @@ from handwritten import (
     BatchNormAct,
     ConditionalNorm,
     ConvNormAct,
-    GroupNormAct,
     ImageLayerNorm,
     InstanceOfAnImage,
-    LayerNormAct,
     Mixer,
-    NamelessAct,
     NormAndLayer,
     NormOfParts,
     Norms,
@@ -120,11 +117,7 @@ def test_forward_that_torch_has_for_something_else(device):
 # ---- what holds other modules ----
 
 WITH_CHILDREN = {
-    "group norm": (lambda: GroupNormAct(2, 8), "it is a group norm with a forward of its own"),
-    "layer norm": (lambda: LayerNormAct(8), "it holds other modules: drop, act"),
     "batch norm": (lambda: BatchNormAct(8), "evenkeel has no batch norm"),
-    "written": (lambda: RmsNormAct(8), "it holds other modules: drop, act"),
-    "nameless": (lambda: NamelessAct(8), "it holds other modules: drop, act"),
     "written in parts": (lambda: NormOfParts(8), "it holds other modules: scale"),
     "with a layer": (lambda: NormAndLayer(8), "it holds other modules: layer"),
     "condition": (lambda: ConditionalNorm(8), "its forward takes other arguments: condition"),

@@ -172,23 +172,67 @@ class GroupNorm(GroupNormForward, torch.nn.GroupNorm):
         self._set_options(activation=activation, weight_offset=weight_offset)
 
 
-class GroupNormSiLU(GroupNorm):
-    """torch.nn.GroupNorm and the SiLU behind it in one kernel."""
+# A group norm and the activation behind it in one kernel: the module's class says which, so that nothing else of it
+# has to change.
 
+
+class GroupNormActivated(GroupNorm):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, activation=type(self).activation, **kwargs)
+
+
+class GroupNormSiLU(GroupNormActivated):
     activation = "silu"
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, activation="silu", **kwargs)
+
+class GroupNormReLU(GroupNormActivated):
+    activation = "relu"
 
 
-class SpentSiLU(Fused, torch.nn.SiLU):
-    """A SiLU that the norm before it has done already."""
+class GroupNormGELU(GroupNormActivated):
+    activation = "gelu"
+
+
+class GroupNormGELUTanh(GroupNormActivated):
+    activation = "gelu_tanh"
+
+
+class Spent(Fused):
+    """An activation that the norm before it has done already."""
 
     def _shown(self):
         return ["done by the norm before it"]
 
     def forward(self, input):
         return input
+
+
+class SpentSiLU(Spent, torch.nn.SiLU):
+    pass
+
+
+class SpentReLU(Spent, torch.nn.ReLU):
+    pass
+
+
+class SpentGELU(Spent, torch.nn.GELU):
+    pass
+
+
+# torch's activations: the class that they get, and by the activation that of the norm before.
+SPENT = {torch.nn.SiLU: SpentSiLU, torch.nn.ReLU: SpentReLU, torch.nn.GELU: SpentGELU}
+ACTIVATED = {
+    kind.activation: kind
+    for kind in (GroupNormSiLU, GroupNormReLU, GroupNormGELU, GroupNormGELUTanh)
+}
+
+
+def activation_of(module):
+    """The activation that a module of torch's is, or None."""
+    kind = type(module)
+    if kind is torch.nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(module.approximate)
+    return {torch.nn.SiLU: "silu", torch.nn.ReLU: "relu"}.get(kind)
 
 
 # ---- classes made of other people's ----
@@ -231,7 +275,11 @@ def extended(original, recipe):
         mixin = OF_TORCH[recipe][1]
     else:
         mixin = ProvenForward
-        members["forward"] = forward_of(recipe, argument_of(original))
+        argument = argument_of(original)
+        forward = forward_of(recipe, argument)
+        if recipe.held:
+            forward = while_held(forward, original, recipe, argument)
+        members["forward"] = forward
     return types.new_class(
         f"Fused{original.__name__}",
         (mixin, Extended, original),
@@ -254,8 +302,11 @@ def forward_of(recipe, argument):
     weight_name, bias_name, wide = recipe.weight, recipe.bias, recipe.wide
     eps_name = recipe.eps if isinstance(recipe.eps, str) else None
     fixed_eps = recipe.eps if eps_name is None else recipe.default_eps
-    casting, offset = recipe.casting, recipe.weight_offset
+    casting = recipe.casting
     shape = None if recipe.size is None else (recipe.size,)
+    options = {"weight_offset": recipe.weight_offset}
+    if recipe.activation is not None:
+        options["activation"] = recipe.activation
 
     def layer_norm(self, x):
         _shape = x.shape[-1:] if shape is None else shape
@@ -263,8 +314,8 @@ def forward_of(recipe, argument):
         _bias = None if bias_name is None else tensor_of(self, bias_name)
         _eps = fixed_eps if eps_name is None else getattr(self, eps_name)
         if wide is not None and (_bias if _weight is None else _weight).dtype is not x.dtype:
-            return mixed_layer_norm(x, _shape, _weight, _bias, _eps, weight_offset=offset)
-        return functional.layer_norm(x, _shape, _weight, _bias, _eps, weight_offset=offset)
+            return mixed_layer_norm(x, _shape, _weight, _bias, _eps, **options)
+        return functional.layer_norm(x, _shape, _weight, _bias, _eps, **options)
 
     def rms_norm(self, x):
         _shape = x.shape[-1:] if shape is None else shape
@@ -273,16 +324,37 @@ def forward_of(recipe, argument):
         if _eps is None:
             _eps = fixed_eps
         if wide is not None and _weight.dtype is not x.dtype:
-            return mixed_rms_norm(
-                x, _shape, _weight, _eps, weight_offset=offset, casting=casting, wide=wide
-            )
-        return functional.rms_norm(x, _shape, _weight, _eps, weight_offset=offset, casting=casting)
+            return mixed_rms_norm(x, _shape, _weight, _eps, casting=casting, wide=wide, **options)
+        return functional.rms_norm(x, _shape, _weight, _eps, casting=casting, **options)
 
-    forward = layer_norm if recipe.norm == "layer_norm" else rms_norm
-    names = tuple(argument if name == "x" else name for name in forward.__code__.co_varnames)
-    forward.__code__ = forward.__code__.replace(co_name="forward", co_varnames=names)
-    forward.__name__ = "forward"
-    return forward
+    def group_norm(self, x):
+        _weight = None if weight_name is None else tensor_of(self, weight_name)
+        _bias = None if bias_name is None else tensor_of(self, bias_name)
+        _eps = getattr(self, eps_name)
+        return functional.group_norm(x, self.num_groups, _weight, _bias, _eps, **options)
+
+    norms = {"layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm}
+    return as_forward(norms[recipe.norm], argument)
+
+
+def while_held(forward, original, recipe, argument):
+    """`forward`, as long as the module holds what the proof has seen; otherwise the original's."""
+    kinds = [kind for _, kind in recipe.held]
+
+    def checked(self, x):
+        if [type(child) for child in self._modules.values() if child is not None] != kinds:
+            return original.forward(self, x)
+        return forward(self, x)
+
+    return as_forward(checked, argument)
+
+
+def as_forward(function, argument):
+    """The function as a method `forward` whose argument x has the name that callers know."""
+    names = tuple(argument if name == "x" else name for name in function.__code__.co_varnames)
+    function.__code__ = function.__code__.replace(co_name="forward", co_varnames=names)
+    function.__name__ = "forward"
+    return function
 
 
 HALVES = torch.float16, torch.bfloat16
@@ -291,20 +363,18 @@ HALVES = torch.float16, torch.bfloat16
 # functions that tensor subclasses and modes can override, since they ask tensors for their dtypes.
 
 
-def mixed_layer_norm(x, shape, weight, bias, eps, *, weight_offset):
+def mixed_layer_norm(x, shape, weight, bias, eps, **options):
     tensors = x, weight, bias
     if has_torch_function_variadic(*tensors):
         return handle_torch_function(
-            mixed_layer_norm, tensors, x, shape, weight, bias, eps, weight_offset=weight_offset
+            mixed_layer_norm, tensors, x, shape, weight, bias, eps, **options
         )
     out_dtype = wider(x, bias if weight is None else weight)
-    return functional.layer_norm(
-        x, shape, weight, bias, eps, weight_offset=weight_offset, out_dtype=out_dtype
-    )
+    return functional.layer_norm(x, shape, weight, bias, eps, out_dtype=out_dtype, **options)
 
 
-def mixed_rms_norm(x, shape, weight, eps, *, weight_offset, casting, wide):
-    options = {"weight_offset": weight_offset, "casting": casting}
+def mixed_rms_norm(x, shape, weight, eps, *, casting, wide, **options):
+    options["casting"] = casting
     if has_torch_function_variadic(x, weight):
         return handle_torch_function(
             mixed_rms_norm, (x, weight), x, shape, weight, eps, wide=wide, **options

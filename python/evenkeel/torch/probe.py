@@ -14,18 +14,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from evenkeel._abi import ACTIVATIONS as NUMBERS
 from evenkeel.torch import functional, modules
 from evenkeel.torch.replica import (
     BF16,
     F32,
+    GroupSubject,
     RaisedError,
     RefusedError,
     Subject,
     UnlikeError,
     apart,
+    children_of,
     fingerprint,
+    is_function,
     is_piece,
     is_vector,
+    made,
     name_of,
     tensors_of,
 )
@@ -34,6 +39,8 @@ DTYPES = (torch.float64, F32, torch.float16, BF16)
 
 # What a class may have written out instead of in an attribute.
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-9, 1e-10, torch.finfo(F32).eps)
+
+ACTIVATIONS = [name for name, number in NUMBERS.items() if number != 0]
 
 # Of rows, where nothing says how long they are.
 USUAL_SIZES = (64, 96)
@@ -50,7 +57,7 @@ OUTLIERS = 1 / 250
 class Recipe:
     """How evenkeel computes what a module does."""
 
-    norm: str  # "layer_norm" or "rms_norm"
+    norm: str  # "layer_norm", "rms_norm" or "group_norm", whose groups are the attribute num_groups
     weight: str | None  # the names of the tensors
     bias: str | None
     eps: str | float  # the name of an attribute, or the number where it is in none
@@ -62,12 +69,15 @@ class Recipe:
     wide: str | None = None
     default_eps: float | None = None  # for an attribute that is None; without it, torch's rule
     size: int | None = None  # of a row; None is any
+    activation: str | None = None
+    # The modules that it holds, none of which has to run: their names and classes.
+    held: tuple[tuple[str, type], ...] = ()
 
     def __str__(self):
         shown = [self.norm]
         if isinstance(self.eps, float):
             shown.append(f"eps={self.eps:g}")
-        for name in ("weight_offset", "casting", "wide"):
+        for name in ("weight_offset", "casting", "wide", "activation"):
             if getattr(self, name):
                 shown.append(f"{name}={getattr(self, name)!r}")
         return ", ".join(shown)
@@ -111,9 +121,9 @@ def misfit(module):
         return f"its forward takes other arguments: {', '.join(others)}"
     if not arguments:
         return "its forward takes no argument"
-    held = [name for name, child in module._modules.items() if child is not None]
-    if held:
-        return f"it holds other modules: {', '.join(held[:4])}{', ...' if len(held) > 4 else ''}"
+    held = children_of(module)
+    if not all(map(is_function, held.values())):
+        return f"it holds other modules: {', '.join([*held][:4])}{', ...' if len(held) > 4 else ''}"
     parameters = {name: p for name, p in module._parameters.items() if p is not None}
     for name, parameter in parameters.items():
         if torch.nn.parameter.is_lazy(parameter):
@@ -173,12 +183,68 @@ def prove(module):
 
 
 def proof(module):
+    held = children_of(module)
+    if not held:
+        return proof_of_norm(module)
+    # First without what it holds, since what is rounded in between can be seen there alone.
+    identities = {name: torch.nn.Identity() for name in held}
+    recipe = proof_of_norm(made(type(module), vars(module), _modules=identities))
+    kinds = tuple((name, type(child)) for name, child in held.items())
+    return with_activation(module, replace(recipe, held=kinds))
+
+
+def with_activation(module, recipe):
+    """The recipe with the activation that the modules are which it holds."""
+    if recipe.norm == "group_norm":
+        subject = GroupSubject(module, module.num_channels)
+    else:
+        subject = Subject(module, recipe.size or size_of(module) or USUAL_SIZES[0])
+    # With a weight in half precision such a norm takes two steps, and the activation would come between them.
+    activations = ACTIVATIONS if recipe.wide != "weight" else []
+    for activation in (None, *activations):
+        candidate = replace(recipe, activation=activation)
+        try:
+            check_results(subject, candidate)
+        except RefusedError:
+            raise
+        except UnlikeError:
+            continue
+        check_gradients(subject, candidate, F32, F32_GRADIENT_ERROR)
+        # The module rounds before it activates: as far off as gradients may be.
+        replica, x = subject.replica(BF16), subject.input(dtype=BF16)
+        off = distance(ours(candidate, replica, x), subject.run(replica, x)).max()
+        if off > BF16_GRADIENT_ERROR:
+            raise unlike(f"{candidate} is {percent(off)} off (bfloat16)")
+        check_gradients(subject, candidate, BF16, BF16_GRADIENT_ERROR)
+        return candidate
+    names = ", ".join(name for name, _ in recipe.held)
+    raise UnlikeError(
+        f"it is {recipe}, and what it holds ({names}) is none of evenkeel's activations"
+    )
+
+
+def proof_of_norm(module):
+    if isinstance(module, torch.nn.GroupNorm):
+        return proof_of_groups(module)
     size = size_of(module)
     sizes = [size] if size else sizes_of(module)
     try:
         return proof_of_rows(module, sizes)
     except UnlikeError as refusal:
         raise told_of_channels(module, sizes, refusal) from refusal
+
+
+def proof_of_groups(module):
+    """A subclass of torch's GroupNorm has its attributes, and a forward of its own."""
+    subject = GroupSubject(module, module.num_channels)
+    names = (name if getattr(module, name) is not None else None for name in ("weight", "bias"))
+    recipe = Recipe("group_norm", *names, "eps")
+    check_results(subject, recipe)
+    check_results(subject, recipe, eps=7 * module.eps)
+    check_gradients(subject, recipe, F32, F32_GRADIENT_ERROR)
+    recipe = with_rounding(subject, recipe)
+    check_gradients(subject, recipe, BF16, BF16_GRADIENT_ERROR)
+    return recipe
 
 
 def proof_of_rows(module, sizes):
@@ -230,7 +296,10 @@ def unlike(text):
 
 
 def ours(recipe, replica, x):
-    return modules.forward_of(recipe, "x")(replica, x)
+    forward = modules.forward_of(recipe, "x")
+    if recipe.norm == "group_norm":
+        return forward(replica, x.movedim(-1, 1)).movedim(1, -1)
+    return forward(replica, x)
 
 
 def found(subject):
@@ -328,7 +397,7 @@ def with_rounding(subject, recipe):
         recipe = best(castings, subject, [(BF16, BF16)])
     else:
         best([recipe], subject, [(BF16, BF16)])
-    if recipe.weight is None and recipe.bias is None:
+    if recipe.norm == "group_norm" or (recipe.weight is None and recipe.bias is None):
         return recipe
     pairs = [pair for pair in ((BF16, F32), (F32, BF16)) if takes(subject, *pair)]
     options = [None, "promote"]
@@ -393,11 +462,16 @@ def distance(actual, expected):
 def terms(recipe, replica, x, dy):
     """What the gradients are sums of, for x, weight and bias: where they cancel, they are smaller."""
     rows, dy = (tensor.detach().double().reshape(-1, x.shape[-1]) for tensor in (x, dy))
-    if recipe.norm == "layer_norm":
-        rows = rows - rows.mean(-1, keepdim=True)
+    values, dims = rows, -1
+    if recipe.norm == "group_norm":
+        values = rows.reshape(len(x), -1, replica.num_groups, x.shape[-1] // replica.num_groups)
+        dims = 1, 3
+    if recipe.norm != "rms_norm":
+        values = values - values.mean(dims, keepdim=True)
     eps = getattr(replica, recipe.eps) if isinstance(recipe.eps, str) else recipe.eps
     eps = torch.finfo(F32).eps if eps is None else eps
-    rstd = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
+    rstd = (values.square().mean(dims, keepdim=True) + eps).rsqrt()
+    rows, rstd = (tensor.expand_as(values).reshape(rows.shape) for tensor in (values, rstd))
     of = {"input": (dy * rstd).reshape(x.shape)}
     if recipe.weight:
         weight = getattr(replica, recipe.weight).detach() + recipe.weight_offset

@@ -53,6 +53,17 @@ def is_piece(parameter):
     return hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "ds_id")
 
 
+def children_of(module):
+    return {name: child for name, child in module._modules.items() if child is not None}
+
+
+def is_function(module):
+    """Whether it is nothing but its forward, as activations are."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    watched = any(hooks) or module._backward_pre_hooks or "forward" in vars(module)
+    return not (watched or tensors_of(module) or children_of(module))
+
+
 class Subject:
     """A module's forward, and rows of n elements that tell norms apart.
 
@@ -78,12 +89,15 @@ class Subject:
             for name, tensor in tensors.items()
             if tensor.is_floating_point()
         }
-        # Inputs of 2, 3 and 4 dimensions, of which only the last is as long as a row.
-        a, b, c = (5, 5, 5) if n in (2, 3, 4, 12) else (3, 2, 2)
+        a, b, c = self.sizes(n)
         self.rows = self.make_rows(a * b * c)
         self.dy = self.random(self.rows.shape)
         shapes = [(a * b * c, n), (a, b * c, n), (a, b, c, n)]
         self.shapes = self.working(shapes[1:] if channels else shapes)
+
+    def sizes(self, n):
+        """Of inputs of 2, 3 and 4 dimensions, of which only the last is as long as a row."""
+        return (5, 5, 5) if n in (2, 3, 4, 12) else (3, 2, 2)
 
     @property
     def where(self):
@@ -97,12 +111,15 @@ class Subject:
 
     def make_rows(self, count):
         """Rows of many scales: where the variance is as small as epsilon, epsilon shows."""
-        scales = [1, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 30, 1e3, 1, 1, 0]
         rows = self.random((count, self.n)) + 0.25
         rows[9::12] += 4
         rows[10::12, 0] = 30
+        return rows * self.scales(count)[:, None]
+
+    def scales(self, count):
+        scales = [1, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 30, 1e3, 1, 1, 0]
         scale = torch.tensor(scales, dtype=F32, device=self.device).repeat(count // 12 + 1)
-        return rows * scale[:count, None]
+        return scale[:count]
 
     def working(self, shapes):
         """The shapes that the forward takes."""
@@ -141,9 +158,9 @@ class Subject:
                 state["_buffers"][name] = new
             else:
                 state[name] = new
-        replica = object.__new__(self.original)
-        vars(replica).update(state)
-        return replica
+        for name, child in children_of(module).items():
+            state["_modules"][name] = made(type(child), contained(vars(child)), training=training)
+        return made(self.original, state)
 
     def run(self, replica, x):
         """The result of the module's own forward, which may do nothing else."""
@@ -164,6 +181,31 @@ class Subject:
         if not before.still_holds():
             raise UnlikeError("its forward changes the module")
         return y.movedim(1, -1) if self.channels else y
+
+
+class GroupSubject(Subject):
+    """The same of samples, which group norms tell apart: all rows of one have one scale."""
+
+    def __init__(self, module, n):
+        super().__init__(module, n, channels=True)
+
+    def sizes(self, n):
+        return (12, 5, 5) if n in (2, 3, 4, 12) else (12, 2, 2)
+
+    def scales(self, count):
+        return super().scales(12).repeat_interleave(count // 12)
+
+    @property
+    def where(self):
+        return ""
+
+
+def made(kind, *states, **attributes):
+    """An object of that class with this state."""
+    instance = object.__new__(kind)
+    for state in (*states, attributes):
+        vars(instance).update(state)
+    return instance
 
 
 def contained(value, depth=DEPTH):
@@ -239,7 +281,12 @@ def fingerprint(module):
     usual = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers"}
     state = {name: value for name, value in vars(module).items() if name not in usual}
     original = type(module)
-    return (frozen(original), frozen(original.forward), frozen(state)), witnesses
+    found = [frozen(original), frozen(original.forward), frozen(state)]
+    for name, child in children_of(module).items():
+        of_child, more = fingerprint(child)
+        found.append((name, of_child))
+        witnesses += more
+    return tuple(found), witnesses
 
 
 @contextlib.contextmanager

@@ -41,11 +41,11 @@ def fuse(
 
     layer_norm, rms_norm, group_norm: whether norms of this kind are replaced. include, exclude: one
     or several patterns of module names (`encoder.*`; * also matches dots) or classes; a module is
-    replaced if it is included (None: all are) and not excluded. A group norm and the SiLU behind it
-    in an nn.Sequential become one kernel. `undo()` of the result takes everything back.
+    replaced if it is included (None: all are) and not excluded. A group norm and the SiLU, ReLU
+    or GELU behind it in an nn.Sequential become one kernel. `undo()` of the result takes everything back.
     """
     kinds = {"layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm}
-    return _operate("fuse", model, kinds, include=include, exclude=exclude, silu=True)
+    return _operate("fuse", model, kinds, include=include, exclude=exclude, activations=True)
 
 
 def apply_fused_layernorm(model: torch.nn.Module, optimizers: Optimizers | None = None) -> Report:
@@ -80,7 +80,14 @@ def apply_low_precision_groupnorm(
 
 
 def _operate(
-    caller, model, kinds, precision=None, optimizers=None, include=None, exclude=None, silu=False
+    caller,
+    model,
+    kinds,
+    precision=None,
+    optimizers=None,
+    include=None,
+    exclude=None,
+    activations=False,
 ):
     _check_model(model)
     _check_optimizers(model, optimizers)
@@ -104,8 +111,8 @@ def _operate(
             new, recipe = outcome
             replaced.append(Replacement(*entry, recipe))
             classes.append(new)
-    if silu:
-        _take_in_silu(named, exclude, replaced, classes)
+    if activations:
+        _take_in_activations(named, exclude, replaced, classes)
     _swap(replaced, classes)
     if replaced:
         forget_compiled(model)
@@ -127,8 +134,8 @@ def _named(model):
     return [(module, tuple(names)) for module, names in named.values()]
 
 
-def _take_in_silu(named, exclude, replaced, classes):
-    """Plans one kernel for each group norm and SiLU that follow each other in an nn.Sequential.
+def _take_in_activations(named, exclude, replaced, classes):
+    """Plans one kernel for each group norm and activation that follow each other in an nn.Sequential.
 
     Both must be in one place only, and nobody may look at what goes from one to the other.
     """
@@ -144,23 +151,24 @@ def _take_in_silu(named, exclude, replaced, classes):
             continue
         if type(sequence).forward is not torch.nn.Sequential.forward:
             continue
-        for norm, silu in itertools.pairwise(sequence):
-            i = planned.get(id(norm))
-            if i is None or classes[i] is not modules.GroupNorm or type(silu) is not torch.nn.SiLU:
+        for norm, behind in itertools.pairwise(sequence):
+            i, activation = planned.get(id(norm)), modules.activation_of(behind)
+            if i is None or classes[i] is not modules.GroupNorm or activation is None:
                 continue
-            if silu._forward_pre_hooks or "forward" in vars(silu):
+            if behind._forward_pre_hooks or "forward" in vars(behind):
                 continue
-            if not (is_private(norm) and is_private(silu)):
+            if not (is_private(norm) and is_private(behind)):
                 continue
-            where = names[id(silu)]
-            if exclude.match(silu, where) is not None:
+            where = names[id(behind)]
+            if exclude.match(behind, where) is not None:
                 continue
-            classes[i] = modules.GroupNormSiLU
-            replaced[i] = dataclasses.replace(replaced[i], recipe="group_norm, activation='silu'")
+            classes[i] = modules.ACTIVATED[activation]
+            recipe = f"group_norm, activation={activation!r}"
+            replaced[i] = dataclasses.replace(replaced[i], recipe=recipe)
             replaced.append(
-                Replacement(where[0], where, silu, torch.nn.SiLU, "done by the norm before it")
+                Replacement(where[0], where, behind, type(behind), "done by the norm before it")
             )
-            classes.append(modules.SpentSiLU)
+            classes.append(modules.SPENT[type(behind)])
 
 
 def _swap(replaced, classes):
@@ -281,8 +289,6 @@ def _planned(module, kinds):
     norm = _torchs(module)
     if norm is not None:
         return _switched_off(norm, kinds) or _planned_torchs(module, norm)
-    if isinstance(module, torch.nn.GroupNorm):
-        return _switched_off("group_norm", kinds) or "it is a group norm with a forward of its own"
     for known, name in LACKING.items():
         if isinstance(module, known):
             return f"evenkeel has no {name}"
