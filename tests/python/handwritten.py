@@ -452,7 +452,6 @@ BOTH = f"{SEQUENCE} and {IMAGE}"
 # Each with the norm that it is, and of what.
 OF_CHANNELS = {
     "ImageLayerNorm": (ImageLayerNorm, "layer_norm", IMAGE),
-    "WrittenOutImageLayerNorm": (WrittenOutImageLayerNorm, "layer_norm, eps=1e-06", IMAGE),
     "SequenceLayerNorm": (SequenceLayerNorm, "layer_norm", SEQUENCE),
     "PixelNorm": (lambda _: PixelNorm(), "rms_norm, eps=1e-08", BOTH),
 }

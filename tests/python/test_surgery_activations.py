@@ -220,7 +220,7 @@ WORDS = {
 def made(name, activation="relu"):
     torch.manual_seed(0)
     module = HELD[name][0]()
-    module.act = WORDS[activation]
+    module.act = copy.deepcopy(WORDS[activation])
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     return module

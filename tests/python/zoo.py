@@ -20,7 +20,6 @@ ZERO = 1e-6  # relative to the largest gradient of a model
 
 GATED = "its forward takes other arguments: gate"
 MATRIX = "its weight is not one-dimensional"
-OF_CHANNELS = "it is layer_norm over the channels of (N, C, H, W)"
 NOT_REPRODUCED = "no candidate reproduces it"
 
 
@@ -385,7 +384,6 @@ ZOO = [
     classifier(
         "ConvNext",
         5,
-        {"*.embeddings.layernorm": OF_CHANNELS, "*.downsampling_layer.*": OF_CHANNELS},
         num_stages=2,
         hidden_sizes=[16, 32],
         depths=[1, 1],
@@ -395,7 +393,6 @@ ZOO = [
     classifier(
         "Bit",
         7,
-        {"*": "it is a group norm with a forward of its own"},
         embedding_size=32,
         hidden_sizes=[32, 64],
         depths=[1, 1],

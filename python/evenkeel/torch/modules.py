@@ -334,7 +334,18 @@ def forward_of(recipe, argument):
         return functional.group_norm(x, self.num_groups, _weight, _bias, _eps, **options)
 
     norms = {"layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm}
-    return as_forward(norms[recipe.norm], argument)
+    norm = norms[recipe.norm]
+    return as_forward(over_channels(norm, recipe.dense) if recipe.channels else norm, argument)
+
+
+def over_channels(norm, dense):
+    """The norm of the channels of (N, C, ...): of rows where these lie last in memory, otherwise of a copy."""
+
+    def forward(self, x):
+        y = norm(self, x.movedim(1, -1)).movedim(-1, 1)
+        return y.contiguous() if dense and x.is_contiguous() else y
+
+    return forward
 
 
 def while_held(forward, original, recipe, argument):

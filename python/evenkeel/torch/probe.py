@@ -69,12 +69,16 @@ class Recipe:
     wide: str | None = None
     default_eps: float | None = None  # for an attribute that is None; without it, torch's rule
     size: int | None = None  # of a row; None is any
+    # The rows are the channels of (N, C, ...). dense: in memory the result of a contiguous x is contiguous, too; otherwise
+    # its channels are last, as where the module permutes x.
+    channels: bool = False
+    dense: bool = False
     activation: str | None = None
     # The modules that it holds, none of which has to run: their names and classes.
     held: tuple[tuple[str, type], ...] = ()
 
     def __str__(self):
-        shown = [self.norm]
+        shown = [f"{self.norm} over channels" if self.channels else self.norm]
         if isinstance(self.eps, float):
             shown.append(f"eps={self.eps:g}")
         for name in ("weight_offset", "casting", "wide", "activation"):
@@ -198,7 +202,8 @@ def with_activation(module, recipe):
     if recipe.norm == "group_norm":
         subject = GroupSubject(module, module.num_channels)
     else:
-        subject = Subject(module, recipe.size or size_of(module) or USUAL_SIZES[0])
+        n = recipe.size or size_of(module) or USUAL_SIZES[0]
+        subject = Subject(module, n, recipe.channels)
     # With a weight in half precision such a norm takes two steps, and the activation would come between them.
     activations = ACTIVATIONS if recipe.wide != "weight" else []
     for activation in (None, *activations):
@@ -231,7 +236,7 @@ def proof_of_norm(module):
     try:
         return proof_of_rows(module, sizes)
     except UnlikeError as refusal:
-        raise told_of_channels(module, sizes, refusal) from refusal
+        return proof_of_channels(module, sizes, refusal)
 
 
 def proof_of_groups(module):
@@ -247,8 +252,8 @@ def proof_of_groups(module):
     return recipe
 
 
-def proof_of_rows(module, sizes):
-    subject = next(subjects(module, sizes))
+def proof_of_rows(module, sizes, channels=False):
+    subject = next(subjects(module, sizes, channels))
     recipe = found(subject)
     check_results(subject, recipe)
     check_gradients(subject, recipe, F32, F32_GRADIENT_ERROR)
@@ -257,23 +262,23 @@ def proof_of_rows(module, sizes):
     if recipe.weight or recipe.bias:
         whole = not any(is_piece(tensor) for tensor in tensors_of(module).values())
         return replace(recipe, size=subject.n) if whole else recipe
-    others = list(subjects(module, sizes_of(module)))
+    others = list(subjects(module, sizes_of(module), channels))
     for other in others:
         check_results(other, recipe)
     return replace(recipe, size=others[0].n) if len(others) == 1 else recipe
 
 
-def told_of_channels(module, sizes, refusal):
-    """What to say of a module that is no norm of rows, as `refusal` tells: it may be one of channels."""
+def proof_of_channels(module, sizes, refusal):
+    """Of a module that is no norm of rows, as `refusal` tells."""
     try:
-        subject = next(subjects(module, sizes, channels=True))
-        recipe = found(subject)
-        check_results(subject, recipe)
+        recipe = proof_of_rows(module, sizes, channels=True)
     except RefusedError:
-        return refusal
+        raise refusal from None
     except UnlikeError as other:
-        return other if isinstance(refusal, RefusedError) else refusal
-    return UnlikeError(f"it is {recipe}{subject.where}: evenkeel has no kernel for that yet")
+        raise other if isinstance(refusal, RefusedError) else refusal from None
+    subject = Subject(module, recipe.size or size_of(module) or USUAL_SIZES[0], channels=True)
+    y = subject.run(subject.replica(), subject.input())
+    return replace(recipe, channels=True, dense=y.movedim(-1, 1).is_contiguous())
 
 
 def subjects(module, sizes, channels=False):
@@ -297,7 +302,7 @@ def unlike(text):
 
 def ours(recipe, replica, x):
     forward = modules.forward_of(recipe, "x")
-    if recipe.norm == "group_norm":
+    if recipe.norm == "group_norm" or recipe.channels:
         return forward(replica, x.movedim(-1, 1)).movedim(1, -1)
     return forward(replica, x)
 
@@ -442,7 +447,7 @@ def check_rounding(subject, recipe, x_dtype, weight_dtype):
         raise OtherDtypeError(f"no candidate reproduces it: {text}")
     share, good = agreement(actual, expected)
     if not good:
-        raise unlike(f"{recipe} has {percent(share)} of its numbers right ({pair})")
+        raise unlike(f"{recipe}{subject.where} has {percent(share)} of its numbers right ({pair})")
     return share
 
 
