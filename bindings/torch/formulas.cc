@@ -28,8 +28,10 @@ Tensor activate(int64_t activation, const Tensor& z) {
 // dy times the slope at z.
 Tensor activation_gradient(int64_t activation, const Tensor& dy, const Tensor& z) {
   switch (activation) {
-    case EK_ACTIVATION_SILU:
-      return at::silu_backward(dy, z);
+    case EK_ACTIVATION_SILU: {  // at::silu_backward() has no derivative
+      const Tensor s = z.sigmoid();
+      return dy * s * (1 + z * (1 - s));
+    }
     case EK_ACTIVATION_RELU:
       return at::threshold_backward(dy, z, 0);
     case EK_ACTIVATION_GELU:

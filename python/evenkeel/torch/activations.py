@@ -11,9 +11,16 @@ from evenkeel._abi import ACTIVATIONS
 NONE = ACTIVATIONS["none"]
 
 _aten = torch.ops.aten
+
+
+def _silu_gradient(dy, z):
+    s = torch.sigmoid(z)  # aten.silu_backward has no derivative
+    return dy * s * (1 + z * (1 - s))
+
+
 # Of each: its value, and dy times its slope.
 _FORMULAS = {
-    "silu": (F.silu, lambda dy, z: _aten.silu_backward(dy, z)),
+    "silu": (F.silu, _silu_gradient),
     "relu": (F.relu, lambda dy, z: _aten.threshold_backward(dy, z, 0)),
     "gelu": (F.gelu, lambda dy, z: _aten.gelu_backward(dy, z)),
     "gelu_tanh": (
