@@ -105,8 +105,15 @@ def test_activations_far_out(activation, dtype):
     z = torch.cat([far, special]).requires_grad_()
     x, weight = torch.arange(float(len(z)), dtype=dtype)[None], torch.zeros_like(z)
     y = ek.layer_norm(x, z.shape, weight, z, activation=activation)[0]
-    expected = ACTIVATIONS[activation](z.detach())
-    torch.testing.assert_close(y.detach(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    # In float64: torch's vectors of float32 have NaN for the GELU of infinity, its single elements have infinity.
+    expected = ACTIVATIONS[activation](z.detach().double()).to(dtype)
+    torch.testing.assert_close(
+        y.detach(),
+        expected,
+        rtol=1e-2 if dtype == torch.bfloat16 else 1e-5,
+        atol=1e-6,
+        equal_nan=True,
+    )
     slope = torch.autograd.grad(y.sum(), z)[0]
     limits = torch.tensor([0.0] * 4 + [1.0] * 4, dtype=dtype)
     torch.testing.assert_close(slope[: len(far)], limits, rtol=0, atol=1e-19)
