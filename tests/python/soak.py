@@ -68,7 +68,7 @@ def drawn_call(draw, norm, large):
         draw.choice(parameters),
         None if norm == "rms_norm" else draw.choice(parameters),
         seed=draw.randint(0, 1 << 30),
-        activation=draw.choice([None, "silu"]),
+        activation=draw.choice([None, "silu", "relu", "gelu", "gelu_tanh"]),
     )
 
 
