@@ -44,7 +44,10 @@ def call(platform, direction, norm, operands, results, dtypes, *arrays):
             target += "_scratch"
         else:
             outputs.append(jax.ShapeDtypeStruct((size,), np.uint8))
-    done = jax.ffi.ffi_call(target, outputs)(
+    aliases = {}
+    if norm.donate_residual and direction == "forward":
+        aliases = {operands.index("residual"): results.index("sum")}
+    done = jax.ffi.ffi_call(target, outputs, input_output_aliases=aliases)(
         *arrays, **attributes(direction, norm, operands, results)
     )
     return done[: len(results)]

@@ -14,6 +14,8 @@ and, by keyword:
     residual        layer_norm, rms_norm: added to x before, in the same kernel. The result is then a pair (y, sum): y is
                     the norm of sum = x + residual
     sum_dtype       of that sum, which is normalized as rounded to it; that of the residual, unless it is given
+    donate_residual True: sum is written over residual. If anything else needs the residual, XLA copies it before, so
+                    this is for a residual that is not needed again
 
 x, residual, weight and bias may have different floating dtypes; nothing is cast beforehand. The result has the
 dtype of x. Everything is checked while JAX traces.
@@ -46,6 +48,7 @@ def layer_norm(
     out_dtype=None,
     residual=None,
     sum_dtype=None,
+    donate_residual=False,
 ):
     """Layer norm over the last axis of x, or over the trailing axes that `axis` names.
 
@@ -55,7 +58,7 @@ def layer_norm(
         "layer_norm",
         {"x": x, "residual": residual, "weight": weight, "bias": bias},
         axis,
-        (out_dtype, sum_dtype),
+        (out_dtype, sum_dtype, donate_residual),
         eps=_number("eps", eps),
         activation=_chosen("activation", activation, _abi.ACTIVATIONS),
         weight_offset=_offset(weight_offset, weight),
@@ -74,6 +77,7 @@ def rms_norm(
     out_dtype=None,
     residual=None,
     sum_dtype=None,
+    donate_residual=False,
 ):
     """RMS norm over the last axis of x, or over the trailing axes that `axis` names.
 
@@ -83,7 +87,7 @@ def rms_norm(
         "rms_norm",
         {"x": x, "residual": residual, "weight": weight},
         axis,
-        (out_dtype, sum_dtype),
+        (out_dtype, sum_dtype, donate_residual),
         eps=_number("eps", eps),
         activation=_chosen("activation", activation, _abi.ACTIVATIONS),
         casting=_chosen("casting", casting, _abi.CASTINGS),
@@ -134,29 +138,15 @@ def group_norm(
     return _run(norm, arrays)
 
 
-def _row_norm(op, given, axis, dtypes, **options):
+def _row_norm(op, given, axis, results, **options):
     arrays = _arrays(given)
     x, residual = arrays["x"], arrays.get("residual")
-    out_dtype, sum_dtype = dtypes
+    out_dtype, sum_dtype, donate_residual = results
     if x.ndim < 1:
         raise ValueError("evenkeel: x has shape (), but must have rank 1 or more")
     lead = _lead(axis, x.ndim)
     _check_parameters(arrays, x.shape[lead:], "that of the normalized axes of x")
-    added = {}
-    if residual is not None:
-        if residual.shape != x.shape:
-            raise ValueError(
-                f"evenkeel: residual has shape {residual.shape}, but must have shape {x.shape}: that of x"
-            )
-        sum_dtype = _dtype("sum_dtype", sum_dtype, residual.dtype)
-        wide = np.dtype("float64")
-        if wide in (x.dtype, residual.dtype) and sum_dtype != wide:
-            raise ValueError(
-                f"evenkeel: sum_dtype is {sum_dtype}, but must be float64 where x or residual is"
-            )
-        added = {"residual_dtype": residual.dtype, "sum_dtype": sum_dtype}
-    elif sum_dtype is not None:
-        raise ValueError(f"evenkeel: sum_dtype is {sum_dtype}, but there is no residual")
+    added = _added(x, residual, sum_dtype, donate_residual)
     norm = Norm(
         op,
         lead=lead,
@@ -166,6 +156,34 @@ def _row_norm(op, given, axis, dtypes, **options):
         **options,
     )
     return _run(norm, arrays)
+
+
+def _added(x, residual, sum_dtype, donate_residual):
+    """What the norm has to know of the residual."""
+    if residual is None:
+        for name, value in (("sum_dtype", sum_dtype), ("donate_residual", donate_residual)):
+            if value:
+                raise ValueError(f"evenkeel: {name} is {value}, but there is no residual")
+        return {}
+    if residual.shape != x.shape:
+        raise ValueError(
+            f"evenkeel: residual has shape {residual.shape}, but must have shape {x.shape}: that of x"
+        )
+    sum_dtype = _dtype("sum_dtype", sum_dtype, residual.dtype)
+    if np.float64 in (x.dtype, residual.dtype) and sum_dtype != np.float64:
+        raise ValueError(
+            f"evenkeel: sum_dtype is {sum_dtype}, but must be float64 where x or residual is"
+        )
+    if donate_residual and sum_dtype != residual.dtype:
+        raise ValueError(
+            f"evenkeel: donate_residual is True, but the sum is {sum_dtype} and the residual "
+            f"{residual.dtype}: they must have one dtype"
+        )
+    return {
+        "residual_dtype": residual.dtype,
+        "sum_dtype": sum_dtype,
+        "donate_residual": bool(donate_residual),
+    }
 
 
 def _run(norm, arrays):

@@ -38,6 +38,7 @@ class Norm:
     activation: str = "none"
     casting: str = "none"
     weight_offset: float = 0.0
+    donate_residual: bool = False
 
     def codes(self):
         """The fields of ek_problem that are one of a few."""

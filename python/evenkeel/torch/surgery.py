@@ -17,7 +17,8 @@ import torch
 
 from evenkeel.torch import modules, probe
 from evenkeel.torch.replica import is_vector, tensors_of
-from evenkeel.torch.report import Replacement, Report, Skipped, forget_compiled, set_class
+from evenkeel._report import set_class
+from evenkeel.torch.report import Replacement, Report, Skipped, forget_compiled
 
 MIXED = ("amp_fp16", "amp_bf16", "amp")
 PLAIN = ("fp32", "fp16")
