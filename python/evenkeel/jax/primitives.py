@@ -26,9 +26,14 @@ LINEAR = {"x_dot": "dx", "residual_dot": "dresidual", "weight_dot": "dweight", "
 def operation(name):
     primitive = Primitive(f"evenkeel_{name}")
     primitive.multiple_results = True
-    primitive.def_impl(lambda *arrays, **static: _compiled(primitive, **static)(*arrays))
+    primitive.def_impl(functools.partial(_run, primitive))
     primitive.def_abstract_eval(_abstract)
     return primitive
+
+
+def _run(primitive, *arrays, **static):
+    with jax.disable_jit(False):  # a handler is called from a compiled program only
+        return _compiled(primitive, **static)(*arrays)
 
 
 @functools.cache
