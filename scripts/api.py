@@ -157,6 +157,7 @@ MODULES = [
     *("evenkeel.torch", "evenkeel.lightning", "evenkeel.transformers", "evenkeel.composer"),
     "evenkeel.kernels",
     *("evenkeel.tensorflow", "evenkeel.tensorflow.layer_norm_fused_layer"),
+    *("evenkeel.jax", "evenkeel.jax.nnx", "evenkeel.jax.linen"),
 ]
 TABLES = {"commands": commands, "C": c, "C++": cpp} | {
     module: (lambda module=module: python(module)) for module in MODULES

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import api
 import front_page
+import jax_report
 import reports
 import table
 import tensorflow_report
@@ -47,6 +48,8 @@ MAKERS = {
     **front_page.MARKDOWN,
     "accuracy": reports.accuracy,
     "convergence": convergence,
+    "jax": jax_report.markdown,
+    "jax cuda": jax_report.markdown,
     "overhead": reports.overhead,
     "tensorflow": tensorflow,
     "tensorflow cuda": tensorflow,

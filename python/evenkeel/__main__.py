@@ -58,10 +58,9 @@ def info():
     yield "system", f"{platform.platform()}, Python {platform.python_version()}"
     for name in ("torch", "tensorflow", "jax"):
         yield name, installed(name) or installed(f"{name}-cpu") or "not installed"
-    for name in ("torch", "tensorflow"):
+    for name in ("torch", "tensorflow", "jax"):
         yield f"evenkeel.{name}", operators(name)
     yield "torch.compile", compiled_models()
-    yield "evenkeel.jax", "not built: there are no operators for it yet"
 
 
 def print_info(options):

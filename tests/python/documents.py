@@ -4,7 +4,8 @@ A document is a program: its Python blocks run from top to bottom in one scope. 
 stands in the block behind it, which is marked as text. What a script has made, between markers, is
 left to that script.
 
-Where a Python block runs: those of docs/tensorflow.md in tests/tensorflow/test_docs.py, those with
+Where a Python block runs: those of docs/tensorflow.md in tests/tensorflow/test_docs.py, those of
+docs/jax.md in tests/jax/test_docs.py, those with
 Composer's Trainer in test_composer.py, those with onnxruntime in test_onnx.py, all others in
 test_docs.py.
 """
@@ -69,8 +70,8 @@ def blocks(path):
 
 def environment(block):
     """Which tests run a Python block."""
-    if block.document == "docs/tensorflow.md":
-        return "tensorflow"
+    if block.document in ("docs/tensorflow.md", "docs/jax.md"):
+        return pathlib.Path(block.document).stem
     if "import onnxruntime" in block.text:
         return "onnx"
     return "composer" if "from composer" in block.text else "torch"

@@ -1,6 +1,6 @@
 """README.md and docs/ say what is true: their Python, C and C++ blocks run as they stand.
 
-Blocks for TensorFlow run in tests/tensorflow/test_docs.py, those with Composer's Trainer in
+Blocks for TensorFlow run in tests/tensorflow/test_docs.py, for JAX in tests/jax/test_docs.py, those with Composer's Trainer in
 test_composer.py, those with onnxruntime in test_onnx.py; commands, links and tables are
 test_docs_commands.py's and test_docs_facts.py's.
 """
@@ -207,14 +207,13 @@ def test_cmake_project(tmp_path):
 
 def test_every_python_block_runs_somewhere():
     """In one of the environments, whose tests read the same list."""
-    known = {"torch", "composer", "onnx", "tensorflow"}
+    known = {"torch", "composer", "onnx", "tensorflow", "jax"}
     for path in DOCUMENTS:
         found = [block for block in blocks(path) if block.language == "python"]
         split = [block for where in known for block in python_blocks(path, where)]
         assert sorted(map(str, found)) == sorted(map(str, split))
     assert [p for p in DOCUMENTS if python_blocks(p, "composer")] == [TRAINERS]
     assert [p for p in DOCUMENTS if python_blocks(p, "onnx")] == [ROOT / "docs" / "pytorch.md"]
-    assert [p for p in DOCUMENTS if python_blocks(p, "tensorflow")] == [
-        ROOT / "docs" / "tensorflow.md"
-    ]
-    assert pathlib.Path(ROOT / "tests" / "tensorflow" / "test_docs.py").exists()
+    for name in ("tensorflow", "jax"):
+        assert [p for p in DOCUMENTS if python_blocks(p, name)] == [ROOT / "docs" / f"{name}.md"]
+        assert pathlib.Path(ROOT / "tests" / name / "test_docs.py").exists()

@@ -76,7 +76,7 @@ def logs(tree):
 def test_every_command_is_in_the_usage(tree):
     done, _ = gpu(tree)
     assert done.returncode == 2
-    for command in ("build", "test", "sanitize", "bench", "trainers", "tensorflow", "all"):
+    for command in ("build", "test", "sanitize", "bench", "trainers", "tensorflow", "jax", "all"):
         assert f"scripts/gpu {command} " in done.stderr
     assert "set -euo" not in done.stderr
 
@@ -105,6 +105,8 @@ def test_the_whole_python_suite_runs(tree):
         ("trainers", "trainers.py", "trainers"),
         ("tensorflow", "suite.py", "tests"),
         ("tensorflow", "tensorflow_layers.py", "benchmark"),
+        ("jax", "suite.py", "tests"),
+        ("jax", "jax_norms.py", "benchmark"),
     ],
 )
 def test_a_part_that_fails_is_named(tree, command, fail, part):
@@ -152,18 +154,23 @@ def test_figures_have_their_files(tree):
     assert "cmake scripts/suite.py tests/tensorflow\n" in calls
     assert "cmake benchmarks/tensorflow_layers.py --device cuda --commit abc" in calls
     assert "--csv out/tensorflow-nvidia-test-gpu-" in calls
+    _, calls = gpu(tree, "jax", EVENKEEL_JAX_PYTHON="cmake", EVENKEEL_RESULTS="out")
+    assert "cmake scripts/suite.py tests/jax\n" in calls
+    assert "cmake benchmarks/jax_norms.py --device cuda --commit abc" in calls
+    assert "--csv out/jax-nvidia-test-gpu-" in calls
 
 
 def test_all_goes_on_after_a_failure(tree):
     done, calls = gpu(tree, "all", fail="suite.py --jobs")
     assert done.returncode == 1
-    for command in ("test", "sanitize", "bench", "trainers", "tensorflow"):
+    for command in ("test", "sanitize", "bench", "trainers", "tensorflow", "jax"):
         assert f"---- summary of {command}\n" in done.stdout
     assert calls.index("--preset gpu") < calls.index("basic.txt")
-    done, _ = gpu(tree, "all", fail="import tensorflow")
-    assert done.returncode == 0
-    assert "tensorflow is skipped: python3 has no TensorFlow" in done.stdout
-    assert "---- summary of tensorflow" not in done.stdout
+    for name, title in (("tensorflow", "TensorFlow"), ("jax", "JAX")):
+        done, _ = gpu(tree, "all", fail=f"import {name}")
+        assert done.returncode == 0
+        assert f"{name} is skipped: python3 has no {title}" in done.stdout
+        assert f"---- summary of {name}" not in done.stdout
 
 
 def test_a_gpu_or_a_build_that_is_missing_is_named(tree):

@@ -1,0 +1,68 @@
+"""The table of docs/jax.md, made from the CSV files that jax_norms.py writes.
+
+Apart from the measuring, so that it can be made again without JAX. scripts/docs.py puts it into the document.
+"""
+
+import reports
+
+EVENKEEL, FORMULAS, FLAX, PALLAS = "evenkeel", "formulas, jit", "flax", "Pallas"
+PASSES = ("forward", "forward + backward")
+SMALL = ("8x64", "8x1x1x64")
+
+
+def speedup(found):
+    """The best rival's row, and how many times as long as evenkeel that takes, round by round."""
+    rivals = [row for row in found if row["contender"] != EVENKEEL]
+    best = min(rivals, key=lambda row: float(row["time_us"]))
+    return best, float(best["speedup"])
+
+
+def title(row):
+    added = " + residual" if int(row["residual"]) else ""
+    return f"{row['op']}{added} {row['shape']} {row['dtype']}"
+
+
+def sentence(found):
+    best, lead = speedup(found)
+    times = ", ".join(f"{row['contender']} {row['time_us']} us" for row in found)
+    return f"{title(found[0])} {found[0]['pass']}: {times}; {lead:.2f} x {best['contender']}"
+
+
+def cell(found):
+    times = {row["contender"]: float(row["time_us"]) for row in found}
+    best, lead = speedup(found)
+    text = f"{shown(times[EVENKEEL])} / {shown(times[best['contender']])} {best['contender']} ({lead:.2f}x)"
+    return text if lead >= 1 else f"*{text}*"
+
+
+def shown(microseconds):
+    return f"{microseconds / 1000:.2f} ms" if microseconds >= 1000 else f"{microseconds:.1f} us"
+
+
+def markdown(path):
+    rows = reports.read(path)
+    first = rows[0]
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    lines = [
+        f"From `{path.name}`: {first['machine']}, {first['threads']} threads, jax {first['jax']}, flax "
+        f"{first['flax']}, evenkeel {first['evenkeel']} (build/{first['build']}), commit {commits}.",
+        "",
+        f"| time: evenkeel / the best of the others (speedup) | {' | '.join(PASSES)} |",
+        "|---|---|---|",
+    ]
+    ahead = total = 0
+    for name, found in reports.grouped(rows, "op", "residual", "shape", "dtype").items():
+        cells = []
+        for pass_ in PASSES:
+            line = [row for row in found if row["pass"] == pass_]
+            cells.append(cell(line))
+            if name[2] not in SMALL:
+                total += 1
+                ahead += speedup(line)[1] >= 1
+        lines.append(f"| {title(found[0])} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"Ahead of all others in {ahead} of {total} lines of arrays that no cache holds; lines where it is not are in "
+        "italics. What a call of 8 x 64 takes is the host's part.",
+    ]
+    return "\n".join(lines)
