@@ -5,7 +5,7 @@ Every contender is one compiled program of the same arrays: x and, where there i
 parameters in float32; forward + backward computes results and all gradients. Everything runs in one process, in
 alternating rounds. Freed memory stays with the process, so that no contender is timed with fresh pages; on a
 GPU the calls go round over so many sets of arrays that no cache holds them. Results are compared with the formulas'
-before anything is timed. The lines of 8 x 64 tell what a call costs the host.
+before anything is timed. The smallest shapes tell what a call costs the host.
 
     .venv-jax/bin/python benchmarks/jax_norms.py [layer_norm] [rms_norm] [group_norm] [--csv FILE]
 """
@@ -41,7 +41,7 @@ EPS, GROUPS = 1e-6, 32
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 ROWS = {"cpu": [(4096, 4096), (16384, 1024)], "cuda": [(4096, 4096), (16384, 4096), (25216, 768)]}
 IMAGES = {"cpu": [(8, 64, 64, 256)], "cuda": [(8, 64, 64, 320), (32, 64, 64, 256)]}
-SMALL = {"layer_norm": (8, 64), "rms_norm": (8, 64), "group_norm": (8, 1, 1, 64)}
+SMALL = {"layer_norm": (8, 64), "rms_norm": (8, 64), "group_norm": (2, 4, 4, 64)}
 SETS_BYTES = 600e6  # of all sets of arrays together, on a GPU
 SECONDS = 2.0  # of a line's rounds
 

@@ -4,6 +4,8 @@ from flax import linen
 
 from evenkeel.jax import flax_norms
 
+__all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
+
 
 def _normalized(layer, x, mask, num_groups=None):
     flax_norms.require_fit(layer, flax_norms.unfit(layer))

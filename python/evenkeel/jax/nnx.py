@@ -5,6 +5,8 @@ from flax.nnx.nn import dtypes
 
 from evenkeel.jax import flax_norms
 
+__all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
+
 
 def unfit(layer):
     """Why evenkeel cannot do what one of flax's norm layers does, or None."""
