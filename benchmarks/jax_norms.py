@@ -22,18 +22,25 @@ import checkout
 
 # The package comes from the sources, as in the tests; all libraries from one build folder, the first of these
 # that has the handlers.
-BUILDS = [path.parent for path in checkout.ROOT.glob("build/*/evenkeel_jax.so")]
-ORDER = ["gpu", "release", "cpu-only", "dev"]
-BUILDS.sort(key=lambda path: ORDER.index(path.name) if path.name in ORDER else len(ORDER))
-os.environ.setdefault("EVENKEEL_LIBRARY_PATH", str(next(iter(BUILDS), checkout.ROOT)))
+os.environ.setdefault(
+    "EVENKEEL_LIBRARY_PATH",
+    next(
+        (
+            str(checkout.ROOT / "build" / name)
+            for name in ("gpu", "release", "cpu-only", "dev")
+            if (checkout.ROOT / "build" / name / "evenkeel_jax.so").exists()
+        ),
+        "",
+    ),
+)
 
 import flax
 import jax
 import jax.numpy as jnp
-import jax_report as report
 from flax import linen
 
 import evenkeel.jax as ek
+import jax_report as report
 from evenkeel import _native
 from evenkeel.bench import command, measure
 
@@ -59,7 +66,11 @@ def formula(norm, x, weight, bias):
 
 
 def flax_layer(norm, x, weight, bias):
-    layers = {"layer_norm": linen.LayerNorm, "rms_norm": linen.RMSNorm, "group_norm": linen.GroupNorm}
+    layers = {
+        "layer_norm": linen.LayerNorm,
+        "rms_norm": linen.RMSNorm,
+        "group_norm": linen.GroupNorm,
+    }
     options = {"num_groups": GROUPS} if norm == "group_norm" else {}
     layer = layers[norm](epsilon=EPS, dtype=x.dtype, **options)
     parameters = {"scale": weight} | ({} if norm == "rms_norm" else {"bias": bias})
@@ -184,7 +195,9 @@ def lines(norms, device):
         large = IMAGES[device] if norm == "group_norm" else ROWS[device]
         problems = list(
             itertools.product(
-                (False,) if norm == "group_norm" else (False, True), large, (jnp.float32, jnp.bfloat16)
+                (False,) if norm == "group_norm" else (False, True),
+                large,
+                (jnp.float32, jnp.bfloat16),
             )
         )
         for residual, shape, dtype in [*problems, (False, SMALL[norm], jnp.float32)]:

@@ -47,9 +47,9 @@ struct Backward : Norm {
 
 #define EVENKEEL_NUMBER(name) xla::ffi::StructMember<int64_t>(name)
 #define EVENKEEL_FLAG(name) xla::ffi::StructMember<bool>(name)
-#define EVENKEEL_NORM                                                                    \
-  EVENKEEL_NUMBER("op"), EVENKEEL_NUMBER("layout"), EVENKEEL_NUMBER("activation"),       \
-      EVENKEEL_NUMBER("casting"), EVENKEEL_NUMBER("groups"), EVENKEEL_NUMBER("lead"),    \
+#define EVENKEEL_NORM                                                                 \
+  EVENKEEL_NUMBER("op"), EVENKEEL_NUMBER("layout"), EVENKEEL_NUMBER("activation"),    \
+      EVENKEEL_NUMBER("casting"), EVENKEEL_NUMBER("groups"), EVENKEEL_NUMBER("lead"), \
       xla::ffi::StructMember<double>("eps"), xla::ffi::StructMember<double>("weight_offset")
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(evenkeel::jax_binding::Forward, EVENKEEL_NORM,
@@ -59,8 +59,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(evenkeel::jax_binding::Backward, EVENKEEL_
                                       EVENKEEL_FLAG("has_weight"), EVENKEEL_FLAG("has_bias"),
                                       EVENKEEL_FLAG("has_dsum"), EVENKEEL_FLAG("wants_dx"),
                                       EVENKEEL_FLAG("wants_dresidual"),
-                                      EVENKEEL_FLAG("wants_dweight"),
-                                      EVENKEEL_FLAG("wants_dbias"));
+                                      EVENKEEL_FLAG("wants_dweight"), EVENKEEL_FLAG("wants_dbias"));
 
 namespace evenkeel::jax_binding {
 namespace {
@@ -82,35 +81,67 @@ int32_t dtype_of(ffi::DataType type) {
 
 using MaybeBuffer = std::optional<ffi::AnyBuffer>;
 
-// Hands out the buffers of a call in their order. Missing ones are told at the end.
+// What a buffer holds: something like x, a statistic (mean, rstd), or a parameter (weight, bias).
+enum Kind { kTensor, kStatistic, kParameter };
+
+// Hands out the buffers of a call in their order. Whether they are what the attributes announce is
+// asked at the end.
 class Buffers {
  public:
   Buffers(ffi::RemainingArgs arguments, ffi::RemainingRets results)
       : arguments_(arguments), results_(results) {}
 
-  MaybeBuffer argument(bool given = true) {
+  MaybeBuffer argument(Kind kind, bool given = true) {
     if (!given) return std::nullopt;
     const auto buffer = arguments_.get<ffi::AnyBuffer>(argument_++);
-    complete_ = complete_ && buffer.has_value();
-    return buffer.has_value() ? MaybeBuffer(*buffer) : std::nullopt;
+    return buffer.has_value() ? counted(kind, *buffer) : missing();
   }
 
-  MaybeBuffer result(bool given = true) {
+  MaybeBuffer result(Kind kind, bool given = true) {
     if (!given) return std::nullopt;
     auto buffer = results_.get<ffi::AnyBuffer>(result_++);
-    complete_ = complete_ && buffer.has_value();
-    return buffer.has_value() ? MaybeBuffer(**buffer) : std::nullopt;
+    return buffer.has_value() ? counted(kind, **buffer) : missing();
   }
 
-  bool are_as_announced() const {
-    return complete_ && argument_ == arguments_.size() && result_ == results_.size();
+  MaybeBuffer workspace(bool given) {
+    if (!given) return std::nullopt;
+    auto buffer = results_.get<ffi::AnyBuffer>(result_++);
+    return buffer.has_value() ? MaybeBuffer(**buffer) : missing();
+  }
+
+  // All are there, no others, and each has as many elements as its kind has in the problem.
+  bool agree(const ek_problem& problem) const {
+    const bool groups = problem.op == EK_GROUP_NORM;
+    const int64_t rows = groups ? problem.samples * problem.groups : problem.rows;
+    const int64_t parameters = groups ? problem.channels : problem.cols;
+    return agree_ && argument_ == arguments_.size() && result_ == results_.size() &&
+           is(kStatistic, rows) && is(kParameter, parameters);
   }
 
  private:
+  MaybeBuffer counted(Kind kind, const ffi::AnyBuffer& buffer) {
+    const auto elements = static_cast<int64_t>(buffer.element_count());
+    agree_ = agree_ && is(kind, elements);
+    elements_[kind] = elements;
+    return buffer;
+  }
+
+  MaybeBuffer missing() {
+    agree_ = false;
+    return std::nullopt;
+  }
+
+  bool is(Kind kind, int64_t elements) const {
+    return elements_[kind] == kNone || elements_[kind] == elements;
+  }
+
+  static constexpr int64_t kNone = -1;
+
   ffi::RemainingArgs arguments_;
   ffi::RemainingRets results_;
   size_t argument_ = 0, result_ = 0;
-  bool complete_ = true;
+  int64_t elements_[3] = {kNone, kNone, kNone};
+  bool agree_ = true;
 };
 
 ek_tensor tensor_of(const MaybeBuffer& buffer) {
@@ -124,6 +155,13 @@ ek_vector vector_of(const MaybeBuffer& buffer) {
 }
 
 void* data_of(const MaybeBuffer& buffer) { return buffer ? buffer->untyped_data() : nullptr; }
+
+// What the attributes say of x's dimensions; x is not empty.
+bool fits(const Norm& norm, const ffi::AnyBuffer& x) {
+  const auto rank = static_cast<int64_t>(x.dimensions().size());
+  const int64_t least = norm.op == EK_GROUP_NORM ? 1 : 0;  // dimensions behind the leading ones
+  return norm.lead >= 0 && norm.lead + least <= rank && x.element_count() > 0;
+}
 
 ek_problem problem_of(const Norm& norm, const ffi::AnyBuffer& x) {
   const auto sizes = x.dimensions();
@@ -231,10 +269,14 @@ class CudaScratch : public Cuda {
 template <typename Device, typename Args, typename Prepare>
 ffi::Error call(Device& device, Prepare prepare, const Norm& norm, const MaybeBuffer& x,
                 const Args& args, Buffers& buffers) {
-  const MaybeBuffer workspace = buffers.result(Device::kWorkspaceIsResult);
-  if (!buffers.are_as_announced())
-    return ffi::Error::Internal("evenkeel: buffers and attributes of the call do not agree");
-  const ek_problem problem = problem_of(norm, *x);
+  const MaybeBuffer workspace = buffers.workspace(Device::kWorkspaceIsResult);
+  ek_problem problem;
+  const bool known = x && fits(norm, *x);
+  if (known) problem = problem_of(norm, *x);
+  if (!known || !buffers.agree(problem)) {
+    return ffi::Error::InvalidArgument(
+        "evenkeel: the buffers and attributes of a call do not agree: is it made by evenkeel.jax?");
+  }
   ek_execution execution = EK_EXECUTION_INIT;
   device.enter(x->element_count(), execution);
   ek_prepared prepared;
@@ -254,33 +296,33 @@ ffi::Error call(Device& device, Prepare prepare, const Norm& norm, const MaybeBu
 template <typename Device>
 ffi::Error run(Device device, const Forward& pass, Buffers buffers) {
   ek_forward_args args = EK_FORWARD_ARGS_INIT;
-  const MaybeBuffer x = buffers.argument();
+  const MaybeBuffer x = buffers.argument(kTensor);
   args.x = tensor_of(x);
-  args.residual = tensor_of(buffers.argument(pass.has_residual));
-  args.weight = vector_of(buffers.argument(pass.has_weight));
-  args.bias = vector_of(buffers.argument(pass.has_bias));
-  args.y = tensor_of(buffers.result());
-  args.sum = tensor_of(buffers.result(pass.has_residual));
-  args.mean = data_of(buffers.result(pass.has_statistics && pass.op != EK_RMS_NORM));
-  args.rstd = data_of(buffers.result(pass.has_statistics));
+  args.residual = tensor_of(buffers.argument(kTensor, pass.has_residual));
+  args.weight = vector_of(buffers.argument(kParameter, pass.has_weight));
+  args.bias = vector_of(buffers.argument(kParameter, pass.has_bias));
+  args.y = tensor_of(buffers.result(kTensor));
+  args.sum = tensor_of(buffers.result(kTensor, pass.has_residual));
+  args.mean = data_of(buffers.result(kStatistic, pass.has_statistics && pass.op != EK_RMS_NORM));
+  args.rstd = data_of(buffers.result(kStatistic, pass.has_statistics));
   return call(device, ek_prepare_forward, pass, x, args, buffers);
 }
 
 template <typename Device>
 ffi::Error run(Device device, const Backward& pass, Buffers buffers) {
   ek_backward_args args = EK_BACKWARD_ARGS_INIT;
-  args.dy = tensor_of(buffers.argument());
-  const MaybeBuffer x = buffers.argument();
+  args.dy = tensor_of(buffers.argument(kTensor));
+  const MaybeBuffer x = buffers.argument(kTensor);
   args.x = tensor_of(x);
-  args.weight = vector_of(buffers.argument(pass.has_weight));
-  args.bias = vector_of(buffers.argument(pass.has_bias));
-  args.mean = data_of(buffers.argument(pass.op != EK_RMS_NORM));
-  args.rstd = data_of(buffers.argument());
-  args.dsum = tensor_of(buffers.argument(pass.has_dsum));
-  args.dx = tensor_of(buffers.result(pass.wants_dx));
-  args.dresidual = tensor_of(buffers.result(pass.wants_dresidual));
-  args.dweight = vector_of(buffers.result(pass.wants_dweight));
-  args.dbias = vector_of(buffers.result(pass.wants_dbias));
+  args.weight = vector_of(buffers.argument(kParameter, pass.has_weight));
+  args.bias = vector_of(buffers.argument(kParameter, pass.has_bias));
+  args.mean = data_of(buffers.argument(kStatistic, pass.op != EK_RMS_NORM));
+  args.rstd = data_of(buffers.argument(kStatistic));
+  args.dsum = tensor_of(buffers.argument(kTensor, pass.has_dsum));
+  args.dx = tensor_of(buffers.result(kTensor, pass.wants_dx));
+  args.dresidual = tensor_of(buffers.result(kTensor, pass.wants_dresidual));
+  args.dweight = vector_of(buffers.result(kParameter, pass.wants_dweight));
+  args.dbias = vector_of(buffers.result(kParameter, pass.wants_dbias));
   return call(device, ek_prepare_backward, pass, x, args, buffers);
 }
 

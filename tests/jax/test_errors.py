@@ -9,11 +9,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax_support import random
 
 import evenkeel.jax as ek
-from evenkeel.jax import _load
+from evenkeel.jax import _load, calls
+from evenkeel.jax.norm import Norm
 
 X, GOOD, SHORT = random((3, 4, 24)), random((24,)), random((23,))
 
@@ -40,7 +42,12 @@ WRONG = [
     ("layer_norm", {"x": X, "donate_residual": True}, ValueError, "donate_residual.*no residual"),
     (
         "layer_norm",
-        {"x": X, "residual": X.astype(jnp.bfloat16), "sum_dtype": "float32", "donate_residual": True},
+        {
+            "x": X,
+            "residual": X.astype(jnp.bfloat16),
+            "sum_dtype": "float32",
+            "donate_residual": True,
+        },
         ValueError,
         "donate_residual is True, but the sum is float32 and the residual bfloat16",
     ),
@@ -51,7 +58,12 @@ WRONG = [
         "sum_dtype is float32, but must be float64",
     ),
     ("group_norm", {"x": GOOD, "num_groups": 2}, ValueError, r"x has shape \(24,\).*rank 2"),
-    ("group_norm", {"x": X, "num_groups": 5}, ValueError, "num_groups is 5.*divide the 24 channels"),
+    (
+        "group_norm",
+        {"x": X, "num_groups": 5},
+        ValueError,
+        "num_groups is 5.*divide the 24 channels",
+    ),
     ("group_norm", {"x": X, "num_groups": 0}, ValueError, "num_groups is 0"),
     ("group_norm", {"x": X, "num_groups": 2.0}, TypeError, "num_groups must be an int.*2.0"),
     ("group_norm", {"x": X, "num_groups": 2, "weight": SHORT}, ValueError, r"weight.*\(24,\)"),
@@ -81,16 +93,42 @@ def test_eps_must_be_known_while_tracing():
 
 
 def test_float64_needs_jax_enable_x64():
-    with jax.enable_x64(False):
-        with pytest.raises(ValueError, match="out_dtype is float64, but jax_enable_x64 is off"):
-            ek.rms_norm(X.astype(jnp.float32), out_dtype="float64")
+    message = "out_dtype is float64, but jax_enable_x64 is off"
+    with jax.enable_x64(False), pytest.raises(ValueError, match=message):
+        ek.rms_norm(X.astype(jnp.float32), out_dtype="float64")
 
 
 def test_unknown_sizes_are_refused():
     (size,) = jax.export.symbolic_shape("size")
     x = jax.ShapeDtypeStruct((size, 8), jnp.float32)
-    with pytest.raises(ValueError, match="x has shape .*sizes must be known"):
+    with pytest.raises(ValueError, match=r"x has shape .*sizes must be known"):
         jax.export.export(jax.jit(ek.rms_norm))(x)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attributes"),
+    [
+        ({"weight": (7,)}, {}),
+        ({"y": (2, 7)}, {}),
+        ({"rstd": (3,)}, {}),
+        ({}, {"lead": 3}),
+        ({}, {"lead": -1}),
+        ({}, {"has_bias": True}),
+        ({}, {"has_weight": False}),
+        ({}, {"op": 7}),
+    ],
+)
+def test_calls_that_evenkeel_did_not_make_do_not_crash(sizes, attributes):
+    norm = Norm("rms_norm", 1, 1e-6, np.dtype("float32"), np.dtype("float32"))
+    operands, results = ("x", "weight"), ("y", "rstd")
+    found = calls.attributes("forward", norm, operands, results)
+    found |= {name: found[name].dtype.type(value) for name, value in attributes.items()}
+    shapes = {"x": (2, 8), "weight": (8,), "y": (2, 8), "rstd": (2,)} | sizes
+    call = jax.ffi.ffi_call(
+        "evenkeel_forward", [jax.ShapeDtypeStruct(shapes[n], np.float32) for n in ("y", "rstd")]
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="evenkeel: "):
+        jax.block_until_ready(call(*(jnp.ones(shapes[n], jnp.float32) for n in operands), **found))
 
 
 def imported(**environment):

@@ -27,7 +27,9 @@ SETTINGS = [
 def settings_of(kind, settings):
     if kind == "GroupNorm":
         return {"num_groups": 4, **settings}
-    return {name: value for name, value in settings.items() if (kind, name) != ("RMSNorm", "use_bias")}
+    return {
+        name: value for name, value in settings.items() if (kind, name) != ("RMSNorm", "use_bias")
+    }
 
 
 def close(actual, expected):
@@ -42,7 +44,9 @@ def filled(state):
     """Parameters that are not all ones and zeros."""
     leaves, tree = jax.tree.flatten(state)
     leaves = [
-        each + random(each.shape, each.dtype, i, 0.3) if jnp.issubdtype(each.dtype, jnp.floating) else each
+        each + random(each.shape, each.dtype, i, 0.3)
+        if jnp.issubdtype(each.dtype, jnp.floating)
+        else each
         for i, each in enumerate(leaves)
     ]
     return jax.tree.unflatten(tree, leaves)
@@ -122,7 +126,7 @@ def test_groups_of_linen():
     parameters = plain.init(jax.random.key(0), X)
     close(layer.apply(parameters, X), plain.apply(parameters, X))
     for wrong in ({"group_size": 6}, {"num_groups": None}, {"num_groups": None, "group_size": 7}):
-        with pytest.raises(ValueError, match="evenkeel: .*group_size"):
+        with pytest.raises(ValueError, match=r"evenkeel: .*group_size"):
             evenkeel.jax.linen.GroupNorm(**wrong).init(jax.random.key(0), X)
 
 

@@ -175,7 +175,9 @@ def test_arrays_of_numpy_are_taken():
 def test_nothing_is_cast_beside_the_kernel():
     call = make("layer_norm", None, BF16, F32, F32)
     dy = [random(call.x.shape, BF16)]
-    text = jax.jit(lambda i: with_gradients(call.ours, i, dy)).lower(call.inputs).compile().as_text()
+    text = (
+        jax.jit(lambda i: with_gradients(call.ours, i, dy)).lower(call.inputs).compile().as_text()
+    )
     assert text.count('custom_call_target="evenkeel_') == 2
     assert " convert(" not in text
     assert " copy(" not in text

@@ -9,7 +9,13 @@ from jax.sharding import PartitionSpec as P
 from jax_support import BF16, F32, NORMS, make, random
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-COMMUNICATION = ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute(", "reduce-scatter(")
+COMMUNICATION = (
+    "all-gather(",
+    "all-reduce(",
+    "all-to-all(",
+    "collective-permute(",
+    "reduce-scatter(",
+)
 
 
 def loss(call):

@@ -68,7 +68,6 @@ def test_tangents(norm, options):
     call, ours, expected = double(norm, options)
     dots = {name: random(each.shape, F64, 7) for name, each in call.inputs.items()}
 
-
     def both(function):
         return jax.jit(lambda i, d: jax.jvp(function, (i,), (d,)))(call.inputs, dots)
 
@@ -169,7 +168,10 @@ def test_gradients_of_a_batch_are_one_call(norm):
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradients_for_each_element_of_a_batch(norm, batched):
     call, ours, expected = double(norm, {"activation": "silu"})
-    axes = {name: 0 if batched != ("parameters" if name == "x" else "x") else None for name in call.inputs}
+    axes = {
+        name: 0 if batched != ("parameters" if name == "x" else "x") else None
+        for name in call.inputs
+    }
     inputs = {
         name: random((4, *each.shape), F64, 8) if axes[name] == 0 else each
         for name, each in call.inputs.items()

@@ -32,7 +32,9 @@ def call(platform, direction, norm, operands, results, dtypes, *arrays):
             "lowered: trace it again for each of them"
         )
     outputs = [
-        jax.ShapeDtypeStruct(norm.shape_of(name, named), dtypes.get(name) or norm.dtype_of(name, named))
+        jax.ShapeDtypeStruct(
+            norm.shape_of(name, named), dtypes.get(name) or norm.dtype_of(name, named)
+        )
         for name in results
     ]
     if named["x"].size == 0:

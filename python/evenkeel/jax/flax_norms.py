@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from evenkeel.jax import functional
 
+
 def unfit(layer):
     """Why evenkeel cannot do what one of flax's norm layers does, or None."""
     if layer.axis_name is not None:

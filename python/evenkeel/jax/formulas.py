@@ -14,7 +14,9 @@ class Formula:
 
     def __init__(self, norm, x, weight=None, bias=None):
         self.norm, self.shape = norm, x.shape
-        self.dtype = norm.compute_dtype(*(each.dtype for each in (weight, bias) if each is not None))
+        self.dtype = norm.compute_dtype(
+            *(each.dtype for each in (weight, bias) if each is not None)
+        )
         lead, rest = x.shape[: norm.lead], x.shape[norm.lead :]
         if norm.op != "group_norm":
             self.split, axes, channels = x.shape, range(norm.lead, x.ndim), rest

@@ -201,7 +201,9 @@ def _varying_alike(arrays):
     varying = [internals.varying(each) for each in arrays]
     everywhere = frozenset().union(*varying)
     return [
-        jax.lax.pcast(each, tuple(sorted(everywhere - own)), to="varying") if own != everywhere else each
+        jax.lax.pcast(each, tuple(sorted(everywhere - own)), to="varying")
+        if own != everywhere
+        else each
         for each, own in zip(arrays, varying, strict=True)
     ]
 
@@ -246,7 +248,9 @@ def _lead(axis, ndim):
     """How many leading dimensions are not normalized."""
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if not axes or not all(isinstance(each, int) and -ndim <= each < ndim for each in axes):
-        raise ValueError(f"evenkeel: axis is {axis!r}, but must name axes of x, which has rank {ndim}")
+        raise ValueError(
+            f"evenkeel: axis is {axis!r}, but must name axes of x, which has rank {ndim}"
+        )
     lead = ndim - len(axes)
     if sorted(each % ndim for each in axes) != list(range(lead, ndim)):
         raise ValueError(

@@ -26,7 +26,9 @@ def partitioned(call, norm, operands, results, arrays):
         place = operands.index("x")
         spec = operand_shapes[place].sharding.spec
         lead = tuple(spec)[: norm.lead]
-        axes = [axis for each in lead if each for axis in (each if isinstance(each, tuple) else (each,))]
+        axes = [
+            axis for each in lead if each for axis in (each if isinstance(each, tuple) else (each,))
+        ]
 
         def sharding(name):
             kept = () if kind_of(name) == "parameter" else lead
@@ -38,7 +40,9 @@ def partitioned(call, norm, operands, results, arrays):
         def part(*arrays):
             done = call(dict.fromkeys(sums if axes else (), compute), *arrays)
             return tuple(
-                jax.lax.psum(value, tuple(axes)).astype(shape.dtype) if axes and name in sums else value
+                jax.lax.psum(value, tuple(axes)).astype(shape.dtype)
+                if axes and name in sums
+                else value
                 for name, value, shape in zip(results, done, result_shapes, strict=True)
             )
 

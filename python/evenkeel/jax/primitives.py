@@ -201,7 +201,9 @@ def _batched_kernel(primitive, arrays, dims, *, norm, operands, results):
         dim is not None and kind_of(name) == "parameter"
         for name, dim in zip(operands, dims, strict=True)
     ):
-        return _batched_formula(primitive, arrays, dims, norm=norm, operands=operands, results=results)
+        return _batched_formula(
+            primitive, arrays, dims, norm=norm, operands=operands, results=results
+        )
     size = next(a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None)
     leading = [
         array if kind_of(name) == "parameter" else batching.bdim_at_front(array, dim, size)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from evenkeel._report import set_class
 from evenkeel.torch import modules, probe
 from evenkeel.torch.replica import is_vector, tensors_of
-from evenkeel._report import set_class
 from evenkeel.torch.report import Replacement, Report, Skipped, forget_compiled
 
 MIXED = ("amp_fp16", "amp_bf16", "amp")
