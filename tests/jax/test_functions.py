@@ -1,6 +1,7 @@
 """Values and first gradients against float64, for every dtype, shape and option."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,19 @@ def test_results_do_not_depend_on_the_batch(norm):
     alone = with_gradients(call.ours, call.inputs | {"x": call.x[part]}, [dy[part]])
     for name in ("y", "dx"):
         assert np.array_equal(all_of_it[name][part], alone[name]), name
+
+
+def test_calls_from_many_threads_at_once():
+    """All of them want XLA's threads; no one may wait for a thread that waits for it."""
+    call = make("layer_norm", (512, 1024))
+    step = jax.jit(
+        lambda x: jax.lax.fori_loop(0, 10, lambda _, x: call.ours(call.inputs | {"x": x}), x)
+    )
+    expected = np.asarray(step(call.x))
+    with ThreadPoolExecutor(8) as pool:
+        devices = [jax.devices()[i % jax.device_count()] for i in range(32)]
+        found = pool.map(lambda device: step(jax.device_put(call.x, device)), devices)
+        assert all(np.array_equal(each, expected) for each in found)
 
 
 def test_arrays_of_numpy_are_taken():

@@ -2,6 +2,7 @@
 
 Compiled with the dev build's flags, so that the compiler cache has most of it already. The wheel has
 operators for two versions of torch: the one that is installed, and its twin, which is the same but for the number.
+Where .venv-jax is there, it has the handlers for JAX, too, which one library is for every Python.
 """
 
 import importlib.metadata
@@ -22,6 +23,7 @@ from evenkeel import _native
 pytest.importorskip("pip", reason="needs pip")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+JAX = ROOT / ".venv-jax" / "bin" / "python"
 FLAGS = {
     "cmake.build-type": "RelWithDebInfo",
     "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO": "-O1 -g1 -DNDEBUG",
@@ -72,6 +74,8 @@ def python(tmp_path_factory):
     twin = environment(folder / "twin")
     twin_of_torch(twin)
     flags = FLAGS | {"cmake.define.EVENKEEL_TORCH_PYTHON": f"{sys.executable};{twin}"}
+    if JAX.exists():
+        flags["cmake.define.EVENKEEL_JAX_PYTHON"] = str(JAX)
     settings = [word for name, value in flags.items() for word in ("-C", f"{name}={value}")]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     code, output = run(*pip, "wheel", *settings, "--no-deps", "-w", str(folder), str(ROOT))
@@ -101,6 +105,7 @@ def test_what_is_installed(python):
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     assert {path.name for path in folder.glob("*.so*")} == {
         "libevenkeel.so",
+        *(["evenkeel_jax.so"] if JAX.exists() else []),
         f"_torch-{_native.minor(TWIN)}{suffix}",
         f"_torch-{_native.minor(torch.__version__)}{suffix}",
     }
@@ -124,6 +129,18 @@ print(ek._load.PATH)
     assert code == 0, output
     folder = packages_of(python) / "evenkeel"
     assert output.strip() == str(next(folder.glob(f"_torch-{_native.minor(torch.__version__)}.*")))
+
+
+@pytest.mark.skipif(not JAX.exists(), reason="needs .venv-jax")
+def test_with_jax_the_handlers_work(python):
+    program = """
+import evenkeel.jax as ek, numpy as np
+assert np.allclose(ek.rms_norm(np.full((2, 8), 3, np.float32)), 1)
+print(ek._load.PATH)
+"""
+    folder = packages_of(python)
+    code, output = run(JAX, "-c", program, PYTHONPATH=str(folder), JAX_PLATFORMS="cpu")
+    assert (code, output.strip()) == (0, str(folder / "evenkeel" / "evenkeel_jax.so"))
 
 
 def test_operators_for_any_other_torch_are_made_from_the_package(python, tmp_path):

@@ -1,4 +1,4 @@
-"""What the compiled modules export: their entry and nothing else.
+"""What the compiled modules export: their entries and nothing else.
 
 A C++ standard library that was linked statically and is exported mixes with the one of the process: then
 formatting a number ends the process.
@@ -12,6 +12,9 @@ import subprocess
 import pytest
 
 FOLDERS = [pathlib.Path(folder) for folder in os.environ["EVENKEEL_LIBRARY_PATH"].split(":")]
+PLATFORMS = ("cpu", "cuda", "cuda_scratch")
+HANDLERS = {f"ek_jax_{name}_{p}" for name in ("forward", "backward") for p in PLATFORMS}
+HANDLERS |= {"ek_jax_ffi_version"}
 
 
 def found(pattern):
@@ -27,8 +30,12 @@ def exported(path):
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not installed")
 @pytest.mark.parametrize(
     ("pattern", "entries"),
-    [("_torch*.so", {"PyInit__torch"}), ("layer_norm_fused_op.so", set())],
-    ids=["torch", "tensorflow"],
+    [
+        ("_torch*.so", {"PyInit__torch"}),
+        ("layer_norm_fused_op.so", set()),
+        ("evenkeel_jax.so", HANDLERS),
+    ],
+    ids=["torch", "tensorflow", "jax"],
 )
 def test_exported(pattern, entries):
     paths = found(pattern)
