@@ -3,9 +3,10 @@ modules, and on a GPU the norms among Pallas's examples.
 
 Every contender is one compiled program of the same arrays: x and, where there is one, a residual of x's dtype,
 parameters in float32; forward + backward computes results and all gradients. Everything runs in one process, in
-alternating rounds. Freed memory stays with the process, so that no contender is timed with fresh pages; on a
-GPU the calls go round over so many sets of arrays that no cache holds them. Results are compared with the formulas'
-before anything is timed. The smallest shapes tell what a call costs the host.
+alternating rounds. Freed memory stays with the process, so that no contender is timed with fresh pages, unless
+--fresh-pages leaves that to malloc, which gives large arrays back at once; on a GPU the calls go round over so many
+sets of arrays that no cache holds them. Results are compared with the formulas' before anything is timed. The
+smallest shapes tell what a call costs the host.
 
     .venv-jax/bin/python benchmarks/jax_norms.py [layer_norm] [rms_norm] [group_norm] [--csv FILE]
 """
@@ -211,6 +212,9 @@ def arguments():
     )
     parser.add_argument("norms", nargs="*", choices=[*NORMS, []], help="(default: all)")
     parser.add_argument("--device", choices=ROWS, default="cpu")
+    parser.add_argument(
+        "--fresh-pages", action="store_true", help="on a CPU: large results in new memory"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a line's rounds")
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument("--commit", help="what the figures belong to (default: git describe)")
@@ -225,13 +229,15 @@ def arguments():
 
 def main():
     options = arguments()
-    measure.keep_pages()
+    if not options.fresh_pages:
+        measure.keep_pages()
     constants = {
         "date": command.now(),
         "commit": options.commit or command.commit(),
         "machine": command.cpu_name() if options.device == "cpu" else jax.devices()[0].device_kind,
         "device": options.device,
         "threads": len(os.sched_getaffinity(0)),
+        "pages": "fresh" if options.fresh_pages else "kept",
         "jax": jax.__version__,
         "flax": flax.__version__,
         "evenkeel": _native.version(),

@@ -8,6 +8,7 @@ import reports
 EVENKEEL, FORMULAS, FLAX, PALLAS = "evenkeel", "formulas, jit", "flax", "Pallas"
 PASSES = ("forward", "forward + backward")
 SMALL = ("8x64", "2x4x4x64")
+TITLES = {"kept": "Results in memory that was used before", "fresh": "Large results in new memory"}
 
 
 def speedup(found):
@@ -46,23 +47,28 @@ def markdown(path):
     lines = [
         f"From `{path.name}`: {first['machine']}, {first['threads']} threads, jax {first['jax']}, flax "
         f"{first['flax']}, evenkeel {first['evenkeel']} (build/{first['build']}), commit {commits}.",
-        "",
+    ]
+    for (pages,), found in reports.grouped(rows, "pages").items():
+        lines += ["", f"### {TITLES[pages]}", "", *table(found)]
+    return "\n".join(lines)
+
+
+def table(rows):
+    lines = [
         f"| time: evenkeel / the best of the others (speedup) | {' | '.join(PASSES)} |",
         "|---|---|---|",
     ]
     ahead = total = 0
-    for name, found in reports.grouped(rows, "op", "residual", "shape", "dtype").items():
-        cells = []
-        for pass_ in PASSES:
-            line = [row for row in found if row["pass"] == pass_]
-            cells.append(cell(line))
-            if name[2] not in SMALL:
-                total += 1
-                ahead += speedup(line)[1] >= 1
-        lines.append(f"| {title(found[0])} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        f"Ahead of all others in {ahead} of {total} lines of arrays that no cache holds; lines where it is not are in "
-        "italics. The smallest shapes tell what a call costs the host.",
-    ]
-    return "\n".join(lines)
+    for (*_, shape, _), found in reports.grouped(rows, "op", "residual", "shape", "dtype").items():
+        measured = [[row for row in found if row["pass"] == pass_] for pass_ in PASSES]
+        lines.append(f"| {title(found[0])} | {' | '.join(map(cell, measured))} |")
+        if shape not in SMALL:
+            total += len(measured)
+            ahead += sum(speedup(line)[1] >= 1 for line in measured)
+    behind = "" if ahead == total else "; the others are in italics"
+    sentence = (
+        f"Ahead of all others in {ahead} of {total} lines of arrays that no cache holds{behind}."
+    )
+    if any(row["shape"] in SMALL for row in rows):
+        sentence += " The smallest shapes tell what a call costs the host."
+    return [*lines, "", sentence]

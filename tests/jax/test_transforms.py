@@ -1,6 +1,8 @@
 """What JAX's transformations do with a norm: differentiation of every order and mode, vmap, remat, scan,
 donation, export."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,8 @@ from jax_support import (
 )
 
 import evenkeel.jax as ek
+from evenkeel import _abi
+from evenkeel.jax import workspace
 
 SHAPES = {"group_norm": (2, 3, 2, 8), "layer_norm": (3, 2, 10), "rms_norm": (3, 2, 10)}
 VARIANTS = [
@@ -292,6 +296,24 @@ def test_lowering_for_cuda(norm, options):
         f"wants_dbias = {'false' if norm == 'rms_norm' else 'true'}",
     ):
         assert attribute in text, attribute
+
+
+@pytest.mark.parametrize(("norm", "options"), VARIANTS)
+def test_lowering_for_cuda_with_a_gpu(norm, options, monkeypatch):
+    """With the CPU's answers for a GPU's: the workspace is one more result of the call."""
+    monkeypatch.setattr(workspace, "gpus", lambda: (0,))
+    monkeypatch.setitem(workspace.DEVICE, "device", _abi.DEVICES["cpu"])
+    workspace.size_on.cache_clear()
+    call, ours, _ = double(norm, options)
+    text = exported(
+        lambda i: jax.grad(scalar(ours))(i), call.inputs, platforms=["cuda"]
+    ).mlir_module()
+    workspace.size_on.cache_clear()
+    assert "_scratch" not in text
+    calls = [line for line in text.splitlines() if "custom_call @evenkeel_" in line]
+    assert len(calls) == 2
+    for line in calls:
+        assert re.search(r"tensor<\d+xui8>\) loc", line), line
 
 
 def test_gradients_are_the_same_under_jit_and_without():
