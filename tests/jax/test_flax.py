@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint
 import pytest
 from flax import linen, nnx
 from jax_support import BF16, F32, random
@@ -199,6 +200,33 @@ def test_states_move_both_ways():
     back = Model(2)
     nnx.update(back, nnx.state(fused))
     assert np.array_equal(back(X), plain(X))
+
+
+def test_checkpoints_move_both_ways(tmp_path):
+    plain, fused = Model(0), Model(1)
+    ek.fuse(fused)
+    expected = {"plain": plain(X), "fused": fused(X)}
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        for name, model in (("plain", plain), ("fused", fused)):
+            checkpointer.save(tmp_path / name, nnx.state(model))
+        checkpointer.wait_until_finished()
+        for name, model in (("fused", plain), ("plain", fused)):
+            nnx.update(model, checkpointer.restore(tmp_path / name, nnx.state(model)))
+            close(model(X), expected[name])
+
+
+def test_layers_of_a_scan():
+    layers = nnx.vmap(lambda key: nnx.LayerNorm(24, rngs=nnx.Rngs(key)))(
+        jax.random.split(jax.random.key(0), 3)
+    )
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(layer, x):
+        return x + layer(x)
+
+    before = run(layers, X)
+    ek.fuse(layers)
+    close(run(layers, X), before)
 
 
 def test_training_goes_on_as_before():
