@@ -21,6 +21,13 @@ NORMS = [*ROW_NORMS, "group_norm"]
 DTYPES = [np.dtype(each) for each in (jnp.float64, jnp.float32, jnp.float16, jnp.bfloat16)]
 F64, F32, F16, BF16 = DTYPES
 
+ACTIVATIONS = {
+    "silu": lambda z: z * jax.nn.sigmoid(z),
+    "relu": lambda z: jnp.where(z > 0, z, 0.0),
+    "gelu": lambda z: z * jax.scipy.stats.norm.cdf(z),
+    "gelu_tanh": lambda z: z * jax.nn.sigmoid(math.sqrt(8 / math.pi) * (z + 0.044715 * z**3)),
+}
+
 # How far a result may be from the oracle, relative to its largest element.
 RELATIVE = {F64: 1e-12, F32: 1e-6}
 SECONDS = 120  # for a program that a test starts
@@ -88,7 +95,7 @@ def formula(
     if bias is not None:
         y = y + bias.astype(F64)
     y = jnp.moveaxis(y, -1, 1) if first else y
-    y = y * jax.nn.sigmoid(y) if activation == "silu" else y
+    y = y if activation is None else ACTIVATIONS[activation](y)
     return y if residual is None else (y, total)
 
 

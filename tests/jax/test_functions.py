@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_support import (
+    ACTIVATIONS,
     BF16,
     DTYPES,
     F16,
@@ -80,7 +81,7 @@ def test_parameters_are_optional(norm, parameters):
 @pytest.mark.parametrize(
     ("norm", "options"),
     [
-        *((norm, {"activation": "silu"}) for norm in NORMS),
+        *((norm, {"activation": each}) for norm in NORMS for each in ACTIVATIONS),
         *((norm, {"weight_offset": 1.0}) for norm in NORMS),
         ("rms_norm", {"casting": "llama"}),
         ("rms_norm", {"casting": "gemma", "weight_offset": 1.0}),

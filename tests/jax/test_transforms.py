@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_support import (
+    ACTIVATIONS,
     BF16,
     F32,
     F64,
@@ -30,6 +31,7 @@ SHAPES = {"group_norm": (2, 3, 2, 8), "layer_norm": (3, 2, 10), "rms_norm": (3, 
 VARIANTS = [
     *((norm, {}) for norm in NORMS),
     *((norm, {"activation": "silu", "weight_offset": 1.0}) for norm in NORMS),
+    *(("layer_norm", {"activation": each}) for each in ACTIVATIONS),
     *((norm, {"residual": F64}) for norm in ROW_NORMS),
     ("group_norm", {"data_format": "channels_first", "num_groups": 3}),
 ]

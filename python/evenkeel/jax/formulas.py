@@ -5,8 +5,18 @@ derivatives, and parameters that differ within a batch of vmap. Each function ta
 arrays by name (norm.py).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+
+ACTIVATIONS = {
+    "none": None,
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
 
 
 class Formula:
@@ -14,6 +24,7 @@ class Formula:
 
     def __init__(self, norm, x, weight=None, bias=None):
         self.norm, self.shape = norm, x.shape
+        self.activation = ACTIVATIONS[norm.activation]
         self.dtype = norm.compute_dtype(
             *(each.dtype for each in (weight, bias) if each is not None)
         )
@@ -62,11 +73,15 @@ class Formula:
         z = z if self.weight is None else z * self.weight
         return z if self.bias is None else z + self.bias
 
-    def slope(self):
-        """The derivative of the activation."""
+    def activated(self):
         z = self.before_activation()
-        sigmoid = jax.nn.sigmoid(z)
-        return sigmoid * (1 + z * (1 - sigmoid))
+        return z if self.activation is None else self.activation(z)
+
+    def sloped(self, tangent):
+        """A tangent, or a gradient, times the slope of the activation."""
+        if self.activation is None:
+            return tangent
+        return jax.jvp(self.activation, (self.before_activation(),), (tangent,))[1]
 
     def fold(self, gradient, parameter):
         """The sum of a gradient over everything but its parameter's dimensions."""
@@ -79,8 +94,7 @@ def forward(norm, x, residual=None, weight=None, bias=None):
         wide = norm.compute_dtype() if norm.sum_dtype == jnp.float64 else jnp.float32
         x = named["sum"] = (x.astype(wide) + residual.astype(wide)).astype(norm.sum_dtype)
     f = Formula(norm, x, weight, bias)
-    z = f.before_activation()
-    named["y"] = (jax.nn.silu(z) if norm.activation == "silu" else z).astype(norm.out_dtype)
+    named["y"] = f.activated().astype(norm.out_dtype)
     shape = norm.statistics_shape(x.shape)
     for name in norm.statistics:
         named[name] = getattr(f, name).reshape(shape).astype(norm.statistics_dtype)
@@ -109,15 +123,13 @@ def tangent(norm, x, weight=None, bias=None, mean=None, rstd=None, **dots):
         z_dot = z_dot + f.cast() * f.spread(dots["weight_dot"])
     if "bias_dot" in dots:
         z_dot = z_dot + f.spread(dots["bias_dot"])
-    y_dot = z_dot * f.slope() if norm.activation == "silu" else z_dot
-    return named | {"y_dot": y_dot.astype(norm.out_dtype)}
+    return named | {"y_dot": f.sloped(z_dot).astype(norm.out_dtype)}
 
 
 def backward(norm, dy, x, weight=None, bias=None, mean=None, rstd=None, dsum=None):
     """All gradients; x is what was normalized. mean and rstd are computed from it."""
     f = Formula(norm, x, weight, bias)
-    dz = f.wide(dy)
-    dz = dz * f.slope() if norm.activation == "silu" else dz
+    dz = f.sloped(f.wide(dy))
     g = (dz if f.weight is None else dz * f.weight).reshape(f.split)
     dx = g - f.normalized * f.average(g * f.normalized)
     dx = dx - f.average(g) if norm.centers else dx

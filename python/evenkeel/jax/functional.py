@@ -6,7 +6,8 @@
 
 and, by keyword:
 
-    activation      "silu": applied to the result, in the same kernel, forward and backward
+    activation      "silu", "relu", "gelu" or "gelu_tanh" (GELU's tanh form): applied to the result, in the same kernel,
+                    forward and backward
     weight_offset   added to every weight (1.0 for weights that are stored as weight - 1)
     casting         rms_norm: where half-precision input is rounded; "llama" rounds before the weight is multiplied,
                     "gemma" and None only at the end
