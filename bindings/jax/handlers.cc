@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "evenkeel/evenkeel.h"
+#include "pages.h"
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -331,6 +332,10 @@ ffi::Error run(Device device, const Backward& pass, Buffers buffers) {
 template <typename Pass>
 ffi::Error on_cpu(ffi::ThreadPool pool, Pass pass, ffi::RemainingArgs arguments,
                   ffi::RemainingRets results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto result = results.get<ffi::AnyBuffer>(i);
+    if (result.has_value()) advise_huge_pages((*result)->untyped_data(), (*result)->size_bytes());
+  }
   return run(Cpu(pool), pass, {arguments, results});
 }
 
