@@ -1,5 +1,6 @@
 """`python -m evenkeel check`: it passes here, and a library that is wrong, writes past its tensors or crashes does not."""
 
+import importlib.util
 import json
 import shlex
 import shutil
@@ -54,6 +55,8 @@ def test_the_command_passes_and_says_where(tmp_path):
     found = json.loads(path.read_text())
     assert found["passed"]
     names = [f"cpu:{target}" for target in _native.cpu_targets()] + ["reference"]
+    if importlib.util.find_spec("jax") and _native.find("evenkeel_jax.so"):
+        names.append("jax")
     assert [each["backend"] for each in found["backends"]] == names
     assert all(each["passed"] == 2 for each in found["backends"])
     assert found["info"]["evenkeel"].startswith(_native.version())

@@ -6,6 +6,7 @@ library reads EVENKEEL_CPU_TARGET once, and a process that crashes leaves the na
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -24,7 +25,7 @@ QUICK_STEP = 8
 SHOWN = 5  # failures of a backend that are printed; JSON has them all
 
 DESCRIPTION = """Compares every backend of this build with float64 on this machine, over the case lists of the library's own
-tests. What it prints belongs into a bug report. Exit code 1 if anything is off."""
+tests; where JAX is installed, calls by XLA as well. What it prints belongs into a bug report. Exit code 1 if anything is off."""
 
 
 @dataclasses.dataclass
@@ -65,6 +66,8 @@ def backends(device):
             found |= {f"cpu:{target}": None for target in _native.cpu_targets()}
         elif name not in ("cpu", "cuda") and device != "cuda":
             found[name] = None
+    if device != "cuda" and importlib.util.find_spec("jax") and _native.find("evenkeel_jax.so"):
+        found["jax"] = None  # the CPU backend, called by XLA
     return found
 
 

@@ -16,11 +16,17 @@ def outcome(case, runner):
     return ("fail", found) if found else ("pass", "")
 
 
-def main():
-    backend = sys.argv[1]
+def runner_of(backend):
+    if backend == "jax":
+        from evenkeel.check.jax_runner import JaxRunner
+
+        return JaxRunner()
     place = memory.Device("cuda") if backend == "cuda" else memory.Host()
-    library = _abi.Evenkeel(_native.find("libevenkeel.so"))
-    runner = judge.Runner(library, backend, place)
+    return judge.Runner(_abi.Evenkeel(_native.find("libevenkeel.so")), backend, place)
+
+
+def main():
+    runner = runner_of(sys.argv[1])
     for line in sys.stdin.read().splitlines():
         (case,) = cases.parse_line(line)
         print("\t".join(outcome(case, runner)).replace("\n", " "), flush=True)
