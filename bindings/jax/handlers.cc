@@ -21,6 +21,7 @@
 #include <string>
 #include <utility>
 
+#include "arithmetic.h"
 #include "evenkeel/evenkeel.h"
 #include "pages.h"
 #include "parallel.h"
@@ -336,6 +337,7 @@ ffi::Error on_cpu(ffi::ThreadPool pool, Pass pass, ffi::RemainingArgs arguments,
     auto result = results.get<ffi::AnyBuffer>(i);
     if (result.has_value()) advise_huge_pages((*result)->untyped_data(), (*result)->size_bytes());
   }
+  const IeeeArithmetic arithmetic;
   return run(Cpu(pool), pass, {arguments, results});
 }
 

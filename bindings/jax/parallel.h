@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "arithmetic.h"
 #include "evenkeel/evenkeel.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -38,6 +39,7 @@ class Pool {
     std::atomic<int64_t> next{0}, done{0};
 
     void work() {
+      const IeeeArithmetic arithmetic;
       for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
         task(argument, i);
         if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) done.notify_one();
