@@ -52,9 +52,14 @@ constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
 constexpr int64_t kStripRows = 1024;
 
-// Chunks of rows at most, but that many partial sums of either kind are always fine.
+// Chunks of rows at most, but that many partial sums of either kind are always fine. A chunk has that
+// many elements: its sums are cleared first and added up behind, which counts where it is short.
 constexpr int64_t kChunks = 64;
 constexpr int64_t kPartials = 131072;
+constexpr int64_t kChunkElements = 8192;
+
+// Calls that read and write fewer bytes find them in the caches: nothing is prefetched.
+constexpr int64_t kCachedBytes = 2 << 20;
 
 // Arrays that go with a row are padded to this many elements: twice the longest vector.
 constexpr int64_t kPadding = 64;
@@ -127,9 +132,10 @@ Storage storage_of(const Call& call) {
 // A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything. Within a
 // chunk, sums are plain f32: where rows are narrow, more chunks keep them short.
 void set_chunks(Plan& plan) {
+  const int64_t rows = std::max<int64_t>(8, kChunkElements / (plan.groups * plan.length));
   const int64_t wanted =
       plan.kind == Plan::Kind::kRows
-          ? std::clamp<int64_t>(plan.blocks / 8, 1,
+          ? std::clamp<int64_t>(plan.blocks / rows, 1,
                                 std::max(kChunks, kPartials / plan.partial_width))
           : 128;
   plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.blocks, wanted));
@@ -182,6 +188,7 @@ void set_batch(const Call& call, Plan& plan) {
   const int64_t element = call.pass == Pass::kForward ? size_of(call.normalized())
                                                       : size_of(call.x.dtype) * 2;  // x and dy
   plan.batch = std::clamp<int64_t>(kBatchBytes / (plan.length * element), 1, kBatch);
+  plan.fetch = call.elements() * (element + size_of(call.normalized())) > kCachedBytes;
 }
 
 size_t pieces_bytes(const Call& call, const Plan& plan) {

@@ -47,6 +47,7 @@ struct Plan {
   bool stream;      // results go past the caches
   bool stream_sum;  // so does the sum of x and the residual; what is read again is a copy of it
   int64_t batch;    // kRows: rows that are worked on at a time
+  bool fetch;       // kRows: short rows are prefetched
 
   int64_t shards;  // pieces of scratch, at most one per thread
 
