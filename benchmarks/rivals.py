@@ -1,22 +1,23 @@
-"""evenkeel beside torch and oneDNN: every problem of tests/cases/peers.txt, forward and backward, in
-one run.
+"""evenkeel as its users call it, beside torch and oneDNN: every problem of tests/cases/peers.txt, forward and
+backward, in one run.
 
 Each thread count gets a process of its own, confined to as many processors, since oneDNN takes as
-many threads as it sees processors. Inputs and outputs are allocated once for all; the ceiling (a
-copy, for backward an add of two tensors, ordinary stores, the same threads) runs in the same
-rounds. "of limit" is the ceiling's time / the contender's.
+many threads as it sees processors. The ceiling (a copy, for backward an add of two tensors, ordinary
+stores to memory that is there already, the same threads) runs in the same rounds. A time is the first quartile of
+the rounds, as what else the machine does only ever adds to it. "of limit" is the ceiling's time / the
+contender's.
 
 With --residual, the row norms among them, of x + residual: forward stores y and the sum, backward adds
 the gradient that arrives at the sum to dx. The ceiling is one pass over the same bytes.
 
     python benchmarks/rivals.py --threads 1,2 --csv benchmarks/results/rivals.csv
+    python benchmarks/rivals.py --part 1/4 ...      the first quarter of the lines; the CSV file grows with each part
 """
 
 import argparse
 import csv
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 
@@ -27,8 +28,9 @@ import problems
 from evenkeel.bench import command, measure
 
 ROOT = pathlib.Path(__file__).parent.parent
-CONTENDERS = ("evenkeel", "torch", "onednn", "torch.compile")
-DEFAULT_CONTENDERS = CONTENDERS[:3]
+CONTENDERS = (*cpu_contenders.AS_CALLED, "onednn", cpu_contenders.C_INTERFACE)
+DEFAULT_CONTENDERS = tuple(name for name in CONTENDERS if name != "torch.compile")
+OWN = ("evenkeel", cpu_contenders.C_INTERFACE)
 COLUMNS = (
     "date commit cpu threads op shape layout dtype pass contender time_us of_limit versions"
 ).split()
@@ -40,6 +42,24 @@ def default_library():
         if path.exists():
             return path
     return ROOT / "build/release/libevenkeel.so"
+
+
+def part(text):
+    """(which, of how many), from "1/4"."""
+    which, _, count = text.partition("/")
+    if not (which.isdecimal() and count.isdecimal() and 1 <= int(which) <= int(count)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a part such as 1/4")
+    return int(which), int(count)
+
+
+def typical(times, name):
+    """The first quartile of a contender's rounds."""
+    found = sorted(times[name])
+    return found[len(found) // 4]
+
+
+def ratio(times, above, below):
+    return typical(times, above) / typical(times, below)
 
 
 def arguments():
@@ -77,6 +97,9 @@ def arguments():
         "--filter", default="", help='only lines that contain this, e.g. "layer_norm 4096x1024"'
     )
     parser.add_argument(
+        "--part", type=part, default=(1, 1), help="1/4: the first quarter of the lines"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=3.0, help="time for each line (default: 3)"
     )
     parser.add_argument("--quick", action="store_true", help="half a second for each line")
@@ -91,22 +114,22 @@ def arguments():
 def fastest(times, family):
     """The name of a library's fastest variant, or None."""
     found = [name for name in times if name.split(",")[0] == family]
-    return min(found, key=lambda name: statistics.median(times[name]), default=None)
+    return min(found, key=lambda name: typical(times, name), default=None)
 
 
 class Table:
     """Prints a line as soon as it is measured. For evenkeel's own column its parameters are float32."""
 
     def __init__(self, names):
-        self.rivals = [name for name in names if name != "evenkeel"]
-        self.columns = [cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, "evenkeel", *self.rivals]
+        self.rivals = [name for name in names if name not in OWN]
+        self.columns = [cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, *OWN, *self.rivals]
         self.leads = []
         self.mixed = []
 
     def header(self, threads, libraries):
         versions = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
         count = f"{threads} thread{'s' if threads > 1 else ''}"
-        print(f"\n{command.cpu_name()}, {count}; {versions}; outputs reused")
+        print(f"\n{command.cpu_name()}, {count}; {versions}")
         print("time in microseconds (of limit); lead: best rival's time / evenkeel's;")
         print("mixed: evenkeel's time with parameters in x's dtype / with float32 parameters\n")
         cells = "".join(f"{name:>18}" for name in self.columns)
@@ -118,20 +141,20 @@ class Table:
         for column in self.columns:
             name = rivals.get(column, column)
             if name in times:
-                of_limit = measure.ratio(times, cpu_contenders.LIMIT, name)
-                text += f"{statistics.median(times[name]) * 1e6:>11.1f} ({of_limit:4.2f})"
+                of_limit = ratio(times, cpu_contenders.LIMIT, name)
+                text += f"{typical(times, name) * 1e6:>11.1f} ({of_limit:4.2f})"
             else:
                 text += f"{'-':>18}"
         rivals = [name for name in rivals.values() if name]
         behind = False
         if "evenkeel" in times and rivals:
-            lead = min(measure.ratio(times, name, "evenkeel") for name in rivals)
+            lead = min(ratio(times, name, "evenkeel") for name in rivals)
             behind = lead <= 1
             self.leads.append(lead)
             text += f"{lead:8.2f}"
         for name in times:
             if name.startswith("evenkeel,"):
-                self.mixed.append(measure.ratio(times, name, "evenkeel"))
+                self.mixed.append(ratio(times, name, "evenkeel"))
                 text += f"{self.mixed[-1]:8.2f}"
         print(text + ("  behind" if behind else ""), flush=True)
         for name, reason in refusals.items():
@@ -149,7 +172,6 @@ class Table:
 
 def work(options):
     """Measures with one thread count; False if evenkeel refused a line."""
-    measure.keep_pages()
     threads = options.worker
     libraries = cpu_contenders.Libraries(options.contenders, options.library, threads)
     versions = "; ".join(f"{name} {version}" for name, version in libraries.versions.items())
@@ -165,7 +187,10 @@ def work(options):
     table.header(threads, libraries)
     rows = []
     fine = True
-    for problem in problems.read(options.cases):
+    which, count = options.part
+    for i, problem in enumerate(problems.read(options.cases)):
+        if i % count != which - 1:
+            continue
         for dtype in filter(problem.has, options.dtypes):
             labels = {
                 name: " ".join(
@@ -182,8 +207,8 @@ def work(options):
                 times = measure.rounds(calls, 0.5 if options.quick else options.seconds)
                 table.line(label, times, refusals)
                 fine = fine and not any(refused.startswith("evenkeel") for refused in refusals)
-                for contender, values in times.items():
-                    of_limit = measure.ratio(times, cpu_contenders.LIMIT, contender)
+                for contender in times:
+                    of_limit = ratio(times, cpu_contenders.LIMIT, contender)
                     rows.append(
                         constants
                         | {
@@ -194,7 +219,7 @@ def work(options):
                         }
                         | {"pass": name, "contender": contender}
                         | {
-                            "time_us": f"{statistics.median(values) * 1e6:.2f}",
+                            "time_us": f"{typical(times, contender) * 1e6:.2f}",
                             "of_limit": f"{of_limit:.3f}",
                         }
                     )
@@ -214,12 +239,14 @@ def append(path, rows):
         writer.writerows(rows)
 
 
-def start_worker(threads):
+def start_worker(threads, library):
     """This program again, for one thread count, on as many processors; its exit code."""
     processors = sorted(os.sched_getaffinity(0))
     if threads > len(processors):
         sys.exit(f"--threads {threads}: this machine offers {len(processors)} processors")
     environment = os.environ | onednn_norm.environment() | {"OMP_NUM_THREADS": str(threads)}
+    # evenkeel.torch takes its operators from where the library is.
+    environment["EVENKEEL_LIBRARY_PATH"] = str(library.resolve().parent)
     command = [sys.executable, *sys.argv, "--worker", str(threads)]
     confine = lambda: os.sched_setaffinity(0, processors[:threads])  # noqa: E731
     return subprocess.run(command, env=environment, preexec_fn=confine, check=False).returncode
@@ -231,7 +258,7 @@ def main():
         sys.exit(f"--library {options.library}: no such file; build the library first (make build)")
     if options.worker:
         sys.exit(0 if work(options) else 1)
-    sys.exit(max(start_worker(int(threads)) for threads in options.threads.split(",")))
+    sys.exit(max(start_worker(int(threads), options.library) for threads in options.threads.split(",")))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import statistics
 import sys
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
-RIVALS = ("torch", "onednn")
+RIVALS = ("torch", "torch.compile", "onednn")
 
 
 def read(path):

@@ -43,9 +43,6 @@ int64_t stream_bytes() {
 // A row of this many bytes is still in L2 when it is read again.
 constexpr int64_t kRowInL2 = 256 << 10;
 
-// Rows of a batch stay in L1: that many bytes of what is read twice.
-constexpr int64_t kBatchBytes = 24 << 10;
-
 // Rows of pixels are filled up to about this many elements, and strips of them to that many, in not
 // too many rows: a column is summed in f32 down the strip.
 constexpr int64_t kPixelRow = 256;

@@ -420,7 +420,9 @@ struct Rows : Job<In> {
   template <bool kSilu, bool kStream, bool kCenter, bool kAdds, class Cast>
   HWY_INLINE void gradients_of(const Batch& batch, int64_t rows, const Shares& share, int64_t start,
                                int64_t n, Cast cast) const {
-    const bool ahead = plan.fetch && even_ && n == plan.length && n <= kShortRow;
+    const bool ahead =
+        plan.fetch && even_ && n == plan.length &&
+        (n <= kShortRow || (kStream && 2 * n * In(call.x.data, call.x.dtype).element() <= kBatchBytes));
     with_spans<kUsual<Cast>>(
         batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
           const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
