@@ -198,7 +198,9 @@ def as_called(name, problem, t, backward, weight_as_x):
     dtype = f"{t.dtype}+{t.normalized_dtype}" if t.adds else t.dtype
     if not t.adds and not weight_as_x and dtype == "bf16":
         dtype = lines.MIXED
-    contender = contenders.MAKERS[name](lines.Line(problem.op, dtype, problem.shape, problem.layout))
+    contender = contenders.MAKERS[name](
+        lines.Line(problem.op, dtype, problem.shape, problem.layout)
+    )
     parameters = [t.weight_as_x, t.bias_as_x] if weight_as_x else [t.weight, t.bias]
     leaf = lambda tensor: tensor.detach().requires_grad_()  # noqa: E731
     s = tensors.Set(

@@ -4,7 +4,7 @@ backward, in one run.
 Each thread count gets a process of its own, confined to as many processors, since oneDNN takes as
 many threads as it sees processors. The ceiling (a copy, for backward an add of two tensors, ordinary
 stores to memory that is there already, the same threads) runs in the same rounds. A time is the first quartile of
-the rounds, as what else the machine does only ever adds to it. "of limit" is the ceiling's time / the
+the rounds, as what else the machine does only ever adds to it; with --busy it is their mean. "of limit" is the ceiling's time / the
 contender's.
 
 With --residual, the row norms among them, of x + residual: forward stores y and the sum, backward adds
@@ -18,6 +18,7 @@ import argparse
 import csv
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -32,7 +33,7 @@ CONTENDERS = (*cpu_contenders.AS_CALLED, "onednn", cpu_contenders.C_INTERFACE)
 DEFAULT_CONTENDERS = tuple(name for name in CONTENDERS if name != "torch.compile")
 OWN = ("evenkeel", cpu_contenders.C_INTERFACE)
 COLUMNS = (
-    "date commit cpu threads op shape layout dtype pass contender time_us of_limit versions"
+    "date commit cpu threads op shape layout dtype pass contender time_us of_limit busy versions"
 ).split()
 
 
@@ -52,14 +53,11 @@ def part(text):
     return int(which), int(count)
 
 
-def typical(times, name):
-    """The first quartile of a contender's rounds."""
-    found = sorted(times[name])
-    return found[len(found) // 4]
-
-
-def ratio(times, above, below):
-    return typical(times, above) / typical(times, below)
+def typical(times, busy):
+    """One time for each contender: the first quartile of its rounds, or their mean beside busy processes."""
+    if busy:
+        return {name: statistics.fmean(values) for name, values in times.items()}
+    return {name: sorted(values)[len(values) // 4] for name, values in times.items()}
 
 
 def arguments():
@@ -102,6 +100,9 @@ def arguments():
     parser.add_argument(
         "--seconds", type=float, default=3.0, help="time for each line (default: 3)"
     )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="so many other processes keep the same processors busy"
+    )
     parser.add_argument("--quick", action="store_true", help="half a second for each line")
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument(
@@ -114,7 +115,7 @@ def arguments():
 def fastest(times, family):
     """The name of a library's fastest variant, or None."""
     found = [name for name in times if name.split(",")[0] == family]
-    return min(found, key=lambda name: typical(times, name), default=None)
+    return min(found, key=times.get, default=None)
 
 
 class Table:
@@ -141,20 +142,20 @@ class Table:
         for column in self.columns:
             name = rivals.get(column, column)
             if name in times:
-                of_limit = ratio(times, cpu_contenders.LIMIT, name)
-                text += f"{typical(times, name) * 1e6:>11.1f} ({of_limit:4.2f})"
+                of_limit = times[cpu_contenders.LIMIT] / times[name]
+                text += f"{times[name] * 1e6:>11.1f} ({of_limit:4.2f})"
             else:
                 text += f"{'-':>18}"
         rivals = [name for name in rivals.values() if name]
         behind = False
         if "evenkeel" in times and rivals:
-            lead = min(ratio(times, name, "evenkeel") for name in rivals)
+            lead = min(times[name] for name in rivals) / times["evenkeel"]
             behind = lead <= 1
             self.leads.append(lead)
             text += f"{lead:8.2f}"
         for name in times:
             if name.startswith("evenkeel,"):
-                self.mixed.append(ratio(times, name, "evenkeel"))
+                self.mixed.append(times[name] / times["evenkeel"])
                 text += f"{self.mixed[-1]:8.2f}"
         print(text + ("  behind" if behind else ""), flush=True)
         for name, reason in refusals.items():
@@ -181,6 +182,7 @@ def work(options):
         "commit": command.commit(),
         "cpu": command.cpu_name(),
         "threads": threads,
+        "busy": options.busy,
         "versions": versions,
     }
     table = Table(options.contenders)
@@ -204,11 +206,12 @@ def work(options):
             tensors = problems.Tensors(problem, dtype)
             for name, label in labels.items():
                 calls, refusals = libraries.prepare(problem, tensors, backward=name == "backward")
-                times = measure.rounds(calls, 0.5 if options.quick else options.seconds)
+                seconds = 0.5 if options.quick else options.seconds
+                times = typical(measure.rounds(calls, seconds), options.busy)
                 table.line(label, times, refusals)
                 fine = fine and not any(refused.startswith("evenkeel") for refused in refusals)
-                for contender in times:
-                    of_limit = ratio(times, cpu_contenders.LIMIT, contender)
+                for contender, time_ in times.items():
+                    of_limit = times[cpu_contenders.LIMIT] / time_
                     rows.append(
                         constants
                         | {
@@ -219,7 +222,7 @@ def work(options):
                         }
                         | {"pass": name, "contender": contender}
                         | {
-                            "time_us": f"{typical(times, contender) * 1e6:.2f}",
+                            "time_us": f"{time_ * 1e6:.2f}",
                             "of_limit": f"{of_limit:.3f}",
                         }
                     )
@@ -239,17 +242,24 @@ def append(path, rows):
         writer.writerows(rows)
 
 
-def start_worker(threads, library):
+def start_worker(threads, options):
     """This program again, for one thread count, on as many processors; its exit code."""
     processors = sorted(os.sched_getaffinity(0))
     if threads > len(processors):
         sys.exit(f"--threads {threads}: this machine offers {len(processors)} processors")
     environment = os.environ | onednn_norm.environment() | {"OMP_NUM_THREADS": str(threads)}
     # evenkeel.torch takes its operators from where the library is.
-    environment["EVENKEEL_LIBRARY_PATH"] = str(library.resolve().parent)
+    environment["EVENKEEL_LIBRARY_PATH"] = str(options.library.resolve().parent)
     command = [sys.executable, *sys.argv, "--worker", str(threads)]
     confine = lambda: os.sched_setaffinity(0, processors[:threads])  # noqa: E731
-    return subprocess.run(command, env=environment, preexec_fn=confine, check=False).returncode
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin, preexec_fn=confine) for _ in range(options.busy)]
+    try:
+        return subprocess.run(command, env=environment, preexec_fn=confine, check=False).returncode
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def main():
@@ -258,7 +268,7 @@ def main():
         sys.exit(f"--library {options.library}: no such file; build the library first (make build)")
     if options.worker:
         sys.exit(0 if work(options) else 1)
-    sys.exit(max(start_worker(int(threads), options.library) for threads in options.threads.split(",")))
+    sys.exit(max(start_worker(int(threads), options) for threads in options.threads.split(",")))
 
 
 if __name__ == "__main__":

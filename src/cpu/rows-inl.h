@@ -204,8 +204,7 @@ struct Rows : Job<In> {
   template <class Type>
   HWY_NOINLINE void add_rows_as(const Place* at, int64_t count, int64_t start, int64_t n,
                                 const Sum& to) const {
-    const bool ahead =
-        plan.fetch && even_ && n == plan.length && (plan.stream || n <= kShortRow);
+    const bool ahead = plan.fetch && even_ && n == plan.length && (plan.stream || n <= kShortRow);
     for (int64_t i = 0; i < count; ++i) {
       const auto span = [&](const Tensor& tensor, int64_t skipped) EK_LAMBDA {
         return Type(tensor.data, tensor.dtype) + (offset(tensor, at[i]) + start - skipped);
@@ -231,8 +230,8 @@ struct Rows : Job<In> {
     std::copy_n(by.scale, kBatch, scale);
     std::copy_n(by.offset, kBatch, offset);
     with_map([&]<bool kSilu, bool kStream, bool kCenter>(auto cast) EK_LAMBDA {
-      const bool ahead = plan.fetch && even_ && n == plan.length &&
-                         (kStream || n <= kShortRow) && !from.scratch;
+      const bool ahead =
+          plan.fetch && even_ && n == plan.length && (kStream || n <= kShortRow) && !from.scratch;
       with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
             const auto x = spans.of(from.tensor(call), from.skipped);
@@ -422,7 +421,8 @@ struct Rows : Job<In> {
                                int64_t n, Cast cast) const {
     const bool ahead =
         plan.fetch && even_ && n == plan.length &&
-        (n <= kShortRow || (kStream && 2 * n * In(call.x.data, call.x.dtype).element() <= kBatchBytes));
+        (n <= kShortRow ||
+         (kStream && 2 * n * In(call.x.data, call.x.dtype).element() <= kBatchBytes));
     with_spans<kUsual<Cast>>(
         batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
           const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);

@@ -61,7 +61,9 @@ def add_arguments(parser):
         help="instead of the preset's: 4096x1024, or for group norm 8x320x64x64; may be repeated",
     )
     parser.add_argument(
-        "--seed", type=int, help=f"what the sizes of the preset {lines.SWEEP} are drawn from (default: 0)"
+        "--seed",
+        type=int,
+        help=f"what the sizes of the preset {lines.SWEEP} are drawn from (default: 0)",
     )
     parser.add_argument("--layout", choices=lines.LAYOUTS, help="group norm: only this one")
     parser.add_argument("--activation", choices=("silu",), help="applied after the norm")

@@ -159,23 +159,35 @@ def draw_sweep(rows, folder, machine):
     """A heat map of a sweep's CSV rows: a row for each size, by length; share of the limit, and lead over the best rival."""
     style()
     found = figures_of_sweep(rows)
-    sizes = sorted({key[:2] for key in found}, key=lambda size: [*map(int, size[1].split("x"))][::-1])
+    sizes = sorted(
+        {key[:2] for key in found}, key=lambda size: [*map(int, size[1].split("x"))][::-1]
+    )
     columns = list(dict.fromkeys(key[2:] for key in found))
     figure, panels = plt.subplots(
-        1, 2, figsize=(3 + 1.1 * len(columns), 2 + 0.22 * len(sizes)), layout="constrained", sharey=True
+        1,
+        2,
+        figsize=(3 + 1.1 * len(columns), 2 + 0.22 * len(sizes)),
+        layout="constrained",
+        sharey=True,
     )
     titles = "share of the limit", "lead: best rival's time / evenkeel's"
     for which, (axes, title) in enumerate(zip(panels, titles, strict=True)):
-        values = [[found.get(size + column, (None, None))[which] for column in columns] for size in sizes]
+        values = [
+            [found.get(size + column, (None, None))[which] for column in columns] for size in sizes
+        ]
         least, middle, most = (SHARE_RANGE, LEAD_RANGE)[which]
         filled = [[float("nan") if v is None else v for v in line] for line in values]
         axes.imshow(filled, cmap=HEAT, norm=TwoSlopeNorm(middle, least, most), aspect="auto")
         for y, line in enumerate(values):
             for x, value in enumerate(line):
                 if value is not None:
-                    dark = value < middle - 0.6 * (middle - least) or value > middle + 0.6 * (most - middle)
+                    dark = value < middle - 0.6 * (middle - least) or value > middle + 0.6 * (
+                        most - middle
+                    )
                     color = "#ffffff" if dark else "#24292f"
-                    axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+                    axes.text(
+                        x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color
+                    )
         axes.set_title(title)
         axes.set_xticks(range(len(columns)), ["\n".join(column) for column in columns], fontsize=7)
         axes.tick_params(length=0)
@@ -183,7 +195,13 @@ def draw_sweep(rows, folder, machine):
         axes.spines[:].set_visible(False)
     names = [f"{shape}  {op.split('_')[0]}" for op, shape in sizes]
     panels[0].set_yticks(range(len(sizes)), names, fontsize=7)
-    figure.suptitle(f"norms of rows, sizes drawn at random\n{machine}", x=0.01, ha="left", color=TEXT, fontsize=11)
+    figure.suptitle(
+        f"norms of rows, sizes drawn at random\n{machine}",
+        x=0.01,
+        ha="left",
+        color=TEXT,
+        fontsize=11,
+    )
     return save(figure, folder, "sweep")
 
 
