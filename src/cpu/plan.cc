@@ -129,12 +129,12 @@ Storage storage_of(const Call& call) {
 // A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything. Within a
 // chunk, sums are plain f32: where rows are narrow, more chunks keep them short.
 void set_chunks(Plan& plan) {
-  const int64_t rows = std::max<int64_t>(8, kChunkElements / (plan.groups * plan.length));
-  const int64_t wanted =
-      plan.kind == Plan::Kind::kRows
-          ? std::clamp<int64_t>(plan.blocks / rows, 1,
-                                std::max(kChunks, kPartials / plan.partial_width))
-          : 128;
+  int64_t wanted = 128;
+  if (plan.kind == Plan::Kind::kRows) {
+    const int64_t rows = std::max<int64_t>(8, kChunkElements / (plan.groups * plan.length));
+    wanted = std::clamp<int64_t>(plan.blocks / rows, 1,
+                                 std::max(kChunks, kPartials / plan.partial_width));
+  }
   plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.blocks, wanted));
   if (plan.kind == Plan::Kind::kRows)
     plan.chunk_blocks += plan.chunk_blocks % 2;  // whole pairs of rows
