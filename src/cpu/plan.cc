@@ -49,11 +49,13 @@ constexpr int64_t kPixelRow = 256;
 constexpr int64_t kStrip = 131072;
 constexpr int64_t kStripRows = 1024;
 
-// Chunks of rows at most, but that many partial sums of either kind are always fine. A chunk has that
-// many elements: its sums are cleared first and added up behind, which counts where it is short.
+// Chunks of rows at most, but that many partial sums of either kind are always fine. A chunk's sums are
+// cleared first and added up behind, which counts where it is short: it has that many elements, in a number
+// of rows between these.
 constexpr int64_t kChunks = 64;
 constexpr int64_t kPartials = 131072;
 constexpr int64_t kChunkElements = 8192;
+constexpr int64_t kLeastChunkRows = 8, kMostChunkRows = 32;
 
 // Calls that read and write fewer bytes find them in the caches: nothing is prefetched.
 constexpr int64_t kCachedBytes = 2 << 20;
@@ -131,7 +133,8 @@ Storage storage_of(const Call& call) {
 void set_chunks(Plan& plan) {
   int64_t wanted = 128;
   if (plan.kind == Plan::Kind::kRows) {
-    const int64_t rows = std::max<int64_t>(8, kChunkElements / (plan.groups * plan.length));
+    const int64_t rows =
+        std::clamp(kChunkElements / (plan.groups * plan.length), kLeastChunkRows, kMostChunkRows);
     wanted = std::clamp<int64_t>(plan.blocks / rows, 1,
                                  std::max(kChunks, kPartials / plan.partial_width));
   }
