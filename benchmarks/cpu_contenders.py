@@ -12,6 +12,7 @@ and behind its backward pass (dsum, to dx), torch in its own way and oneDNN in e
 
 import ctypes
 import functools
+import os
 import warnings
 
 import torch
@@ -224,10 +225,12 @@ class Libraries:
         self.names = names
         self.threads = threads
         self.ceiling = Ceiling(threads)
-        self.versions = {"torch": torch.__version__}
+        capability = torch.backends.cpu.get_cpu_capability()
+        self.versions = {"torch": f"{torch.__version__} {capability}"}
         if {"evenkeel", C_INTERFACE} & set(names):
             self.evenkeel = ek.Evenkeel(library_path)
-            self.versions["evenkeel"] = f"{self.evenkeel.version} {self.evenkeel.target}"
+            target = os.environ.get("EVENKEEL_CPU_TARGET", self.evenkeel.target)
+            self.versions["evenkeel"] = f"{self.evenkeel.version} {target}"
         if "onednn" in names:
             self.onednn = onednn_norm.OneDnn()
             self.versions["onednn"] = self.onednn.version
