@@ -36,7 +36,7 @@ bench: setup
 	@build/release/evenkeel-bench --cases tests/cases/peers.txt
 
 rivals: setup .venv-rivals/done
-	@scripts/build release $(JOBS)
+	@scripts/build release $(JOBS) -DEVENKEEL_TORCH=ON
 	@.venv-rivals/bin/python benchmarks/rivals.py
 	@.venv-rivals/bin/python benchmarks/accuracy.py
 

@@ -1,30 +1,33 @@
 """Every library that is compared, as prepared calls on the same tensors: one call is one forward or
 backward pass.
 
-torch's operators have no true output arguments (their `.out` forms compute elsewhere and copy), so
-they are called in the functional form; measure.keep_pages() makes the allocator hand them the same, already
-mapped pages every time. The backward passes get their statistics from outside the timed call and
-compute all gradients.
+evenkeel, torch and torch.compile are called as their users do: with torch's threads, and outputs from torch's
+allocator. torch itself calls oneDNN for none of these norms, so oneDNN is called by its own interface; like
+evenkeel's C interface beside it, it writes to the same outputs every time, and gets its statistics from
+outside the timed call.
 
 With a residual, evenkeel's call has it; the others add before their norm (x + residual, into the sum)
 and behind its backward pass (dsum, to dx), torch in its own way and oneDNN in either.
 """
 
 import ctypes
+import functools
+import os
 import warnings
 
 import torch
-import torch.nn.functional as F
 
 import checkout  # noqa: F401
 import native
 import onednn_norm
 from evenkeel import _abi as ek
+from evenkeel.bench import contenders, lines, tensors
 from problems import DTYPES, EPS
 
 LIMIT = "limit"
 TORCH_LIMIT = "torch copy/add"
-ALL_OUTPUTS = [True, True, True]
+C_INTERFACE = "C interface"  # evenkeel without a framework: outputs reused, threads of its own
+AS_CALLED = {"evenkeel": "evenkeel", "torch": "torch", "torch.compile": "compile"}
 
 # torch's rms_norm says so whenever the weight is wider than x; that is one of its variants here.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
@@ -187,86 +190,31 @@ def torch_add(a, b, out):
     return lambda: torch.add(a, b, out=out)
 
 
-def torch_native(problem, t, backward, weight_as_x):
-    """torch's own operators. Calls return (y, ...) or (dx, dweight, dbias)."""
-    norm = _torch_norm(problem, t, backward, weight_as_x)
-    if not t.adds:
-        return norm
-
-    def forward_with_residual():
-        torch.add(t.x, t.residual, out=t.sum)
-        y, *statistics = norm()
-        return y.to(t.x.dtype), *statistics
-
-    def backward_with_residual():
-        dx, *others = norm()
-        return dx.add_(t.dsum), *others
-
-    return backward_with_residual if backward else forward_with_residual
-
-
-def _torch_norm(problem, t, backward, weight_as_x):
-    weight, bias = (t.weight_as_x, t.bias_as_x) if weight_as_x else (t.weight, t.bias)
-    aten = torch.ops.aten
-    if problem.op == "rms_norm":
-        return _torch_rms_norm(problem, t, backward, weight)
-    if problem.is_group:
-        sizes = problem.samples, problem.channels, problem.spatial, problem.groups
-        if not backward:
-            return lambda: aten.native_group_norm(t.x, weight, bias, *sizes, EPS)
-        _, mean, rstd = aten.native_group_norm(t.x, weight, bias, *sizes, EPS)
-        return lambda: aten.native_group_norm_backward(
-            t.dy, t.x, mean, rstd, weight, *sizes, ALL_OUTPUTS
-        )
-    x, shape = t.normalized, [problem.cols]
-    if not backward:
-        return lambda: aten.native_layer_norm(x, shape, weight, bias, EPS)
-    _, mean, rstd = aten.native_layer_norm(x, shape, weight, bias, EPS)
-    if t.dy.dtype != x.dtype:
-        return lambda: aten.native_layer_norm_backward(
-            t.dy.to(x.dtype), x, shape, mean, rstd, weight, bias, ALL_OUTPUTS
-        )
-    return lambda: aten.native_layer_norm_backward(
-        t.dy, x, shape, mean, rstd, weight, bias, ALL_OUTPUTS
+def as_called(name, problem, t, backward, weight_as_x):
+    """A library of evenkeel.bench.contenders as its users call it: by its functions, inputs that require gradients,
+    and autograd for the backward pass alone. Calls return (y, ...) or the gradients of all inputs.
+    """
+    if problem.is_group and problem.groups != lines.GROUPS:
+        raise RuntimeError(f"groups={problem.groups}: the libraries are called with {lines.GROUPS}")
+    dtype = f"{t.dtype}+{t.normalized_dtype}" if t.adds else t.dtype
+    if not t.adds and not weight_as_x and dtype == "bf16":
+        dtype = lines.MIXED
+    contender = contenders.MAKERS[name](
+        lines.Line(problem.op, dtype, problem.shape, problem.layout)
     )
-
-
-def _torch_rms_norm(problem, t, backward, weight):
+    parameters = [t.weight_as_x, t.bias_as_x] if weight_as_x else [t.weight, t.bias]
+    leaf = lambda tensor: tensor.detach().requires_grad_()  # noqa: E731
+    s = tensors.Set(
+        leaf(t.x),
+        tuple(map(leaf, parameters[: 1 if problem.op == "rms_norm" else 2])),
+        t.dy,
+        leaf(t.residual) if t.adds else None,
+        t.dsum if t.adds else None,
+    )
     if not backward:
-        return lambda: (F.rms_norm(t.normalized, [problem.cols], weight, EPS),)
-    inputs = t.normalized.detach().requires_grad_(), weight.detach().requires_grad_()
-    y = F.rms_norm(inputs[0], [problem.cols], inputs[1], EPS)
-    if t.adds:
-        y = y.to(t.dy.dtype)
-    dy = t.dy.to(y.dtype)
-    return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
-
-
-def torch_compiled(problem, t, backward, weight_as_x):
-    """torch.compile of the functional form; the backward pass is the compiled graph's."""
-    weight, bias = (t.weight_as_x, t.bias_as_x) if weight_as_x else (t.weight, t.bias)
-    if problem.op == "rms_norm":
-        plain = lambda x, w, b: F.rms_norm(x, [problem.cols], w, EPS)  # noqa: E731
-    elif problem.is_group:
-        plain = lambda x, w, b: F.group_norm(x, problem.groups, w, b, EPS)  # noqa: E731
-    else:
-        plain = lambda x, w, b: F.layer_norm(x, [problem.cols], w, b, EPS)  # noqa: E731
-    x = t.x
-
-    def with_residual(residual, w, b):
-        total = x + residual
-        return plain(total, w, b).to(x.dtype), total
-
-    norm = torch.compile(with_residual if t.adds else plain, dynamic=False)
-    inputs = [t.residual if t.adds else x, weight, bias]
-    if not backward:
-        return lambda: norm(*inputs)
-    inputs = [v.detach().requires_grad_() for v in inputs]
-    results = norm(*inputs)
-    gradients = (t.dy, t.dsum) if t.adds else t.dy
-    if problem.op == "rms_norm":
-        inputs.pop()
-    return lambda: torch.autograd.grad(results, inputs, gradients, retain_graph=True)
+        return lambda: contender.forward(s)
+    kept = contender.keep(s)
+    return lambda: contender.backward(s, kept)
 
 
 class Libraries:
@@ -277,10 +225,12 @@ class Libraries:
         self.names = names
         self.threads = threads
         self.ceiling = Ceiling(threads)
-        self.versions = {"torch": torch.__version__}
-        if "evenkeel" in names:
+        capability = torch.backends.cpu.get_cpu_capability()
+        self.versions = {"torch": f"{torch.__version__} {capability}"}
+        if {"evenkeel", C_INTERFACE} & set(names):
             self.evenkeel = ek.Evenkeel(library_path)
-            self.versions["evenkeel"] = f"{self.evenkeel.version} {self.evenkeel.target}"
+            target = os.environ.get("EVENKEEL_CPU_TARGET", self.evenkeel.target)
+            self.versions["evenkeel"] = f"{self.evenkeel.version} {target}"
         if "onednn" in names:
             self.onednn = onednn_norm.OneDnn()
             self.versions["onednn"] = self.onednn.version
@@ -292,19 +242,17 @@ class Libraries:
             LIMIT: lambda: self.ceiling.prepare(t, backward),
             TORCH_LIMIT: lambda: torch_limit(t, backward),
         }
-        if "evenkeel" in self.names:
-            makers["evenkeel"] = lambda: evenkeel(self.evenkeel, problem, t, backward, self.threads)
+        for name in filter(self.names.__contains__, AS_CALLED):
+            make = functools.partial(as_called, AS_CALLED[name], problem, t, backward)
+            usual = half if name != "evenkeel" else False
+            makers[name] = functools.partial(make, weight_as_x=usual)
             if half:
-                makers[f"evenkeel, {t.dtype} weight"] = lambda: evenkeel(
-                    self.evenkeel, problem, t, backward, self.threads, weight_as_x=True
-                )
-        for name, make in (("torch", torch_native), ("torch.compile", torch_compiled)):
-            if name in self.names:
-                makers[name] = lambda make=make: make(problem, t, backward, weight_as_x=half)
-                if half:
-                    makers[f"{name}, f32 weight"] = lambda make=make: make(
-                        problem, t, backward, weight_as_x=False
-                    )
+                other = f"{name}, f32 weight" if usual else f"{name}, {t.dtype} weight"
+                makers[other] = functools.partial(make, weight_as_x=not usual)
+        if C_INTERFACE in self.names:
+            makers[C_INTERFACE] = lambda: evenkeel(
+                self.evenkeel, problem, t, backward, self.threads
+            )
         if "onednn" in self.names and t.dtype in onednn_norm.DTYPES:
             makers["onednn"] = lambda: onednn(
                 self.onednn, problem, t, backward, onednn_add(self.onednn)

@@ -1,15 +1,17 @@
-"""evenkeel beside torch and oneDNN: every problem of tests/cases/peers.txt, forward and backward, in
-one run.
+"""evenkeel as its users call it, beside torch and oneDNN: every problem of tests/cases/peers.txt, forward and
+backward, in one run.
 
 Each thread count gets a process of its own, confined to as many processors, since oneDNN takes as
-many threads as it sees processors. Inputs and outputs are allocated once for all; the ceiling (a
-copy, for backward an add of two tensors, ordinary stores, the same threads) runs in the same
-rounds. "of limit" is the ceiling's time / the contender's.
+many threads as it sees processors. The ceiling (a copy, for backward an add of two tensors, ordinary
+stores to memory that is there already, the same threads) runs in the same rounds. A time is the first quartile of
+the rounds, as what else the machine does only ever adds to it; with --busy it is their mean. "of limit" is the ceiling's time / the
+contender's.
 
 With --residual, the row norms among them, of x + residual: forward stores y and the sum, backward adds
 the gradient that arrives at the sum to dx. The ceiling is one pass over the same bytes.
 
     python benchmarks/rivals.py --threads 1,2 --csv benchmarks/results/rivals.csv
+    python benchmarks/rivals.py --part 1/4 ...      the first quarter of the lines; the CSV file grows with each part
 """
 
 import argparse
@@ -27,10 +29,11 @@ import problems
 from evenkeel.bench import command, measure
 
 ROOT = pathlib.Path(__file__).parent.parent
-CONTENDERS = ("evenkeel", "torch", "onednn", "torch.compile")
-DEFAULT_CONTENDERS = CONTENDERS[:3]
+CONTENDERS = (*cpu_contenders.AS_CALLED, "onednn", cpu_contenders.C_INTERFACE)
+DEFAULT_CONTENDERS = tuple(name for name in CONTENDERS if name != "torch.compile")
+OWN = ("evenkeel", cpu_contenders.C_INTERFACE)
 COLUMNS = (
-    "date commit cpu threads op shape layout dtype pass contender time_us of_limit versions"
+    "date commit cpu threads op shape layout dtype pass contender time_us of_limit busy versions"
 ).split()
 
 
@@ -40,6 +43,21 @@ def default_library():
         if path.exists():
             return path
     return ROOT / "build/release/libevenkeel.so"
+
+
+def part(text):
+    """(which, of how many), from "1/4"."""
+    which, _, count = text.partition("/")
+    if not (which.isdecimal() and count.isdecimal() and 1 <= int(which) <= int(count)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a part such as 1/4")
+    return int(which), int(count)
+
+
+def typical(times, busy):
+    """One time for each contender: the first quartile of its rounds, or their mean beside busy processes."""
+    if busy:
+        return {name: statistics.fmean(values) for name, values in times.items()}
+    return {name: sorted(values)[len(values) // 4] for name, values in times.items()}
 
 
 def arguments():
@@ -77,7 +95,13 @@ def arguments():
         "--filter", default="", help='only lines that contain this, e.g. "layer_norm 4096x1024"'
     )
     parser.add_argument(
+        "--part", type=part, default=(1, 1), help="1/4: the first quarter of the lines"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=3.0, help="time for each line (default: 3)"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="so many other processes keep the same processors busy"
     )
     parser.add_argument("--quick", action="store_true", help="half a second for each line")
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
@@ -91,22 +115,22 @@ def arguments():
 def fastest(times, family):
     """The name of a library's fastest variant, or None."""
     found = [name for name in times if name.split(",")[0] == family]
-    return min(found, key=lambda name: statistics.median(times[name]), default=None)
+    return min(found, key=times.get, default=None)
 
 
 class Table:
     """Prints a line as soon as it is measured. For evenkeel's own column its parameters are float32."""
 
     def __init__(self, names):
-        self.rivals = [name for name in names if name != "evenkeel"]
-        self.columns = [cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, "evenkeel", *self.rivals]
+        self.rivals = [name for name in names if name not in OWN]
+        self.columns = [cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, *OWN, *self.rivals]
         self.leads = []
         self.mixed = []
 
     def header(self, threads, libraries):
         versions = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
         count = f"{threads} thread{'s' if threads > 1 else ''}"
-        print(f"\n{command.cpu_name()}, {count}; {versions}; outputs reused")
+        print(f"\n{command.cpu_name()}, {count}; {versions}")
         print("time in microseconds (of limit); lead: best rival's time / evenkeel's;")
         print("mixed: evenkeel's time with parameters in x's dtype / with float32 parameters\n")
         cells = "".join(f"{name:>18}" for name in self.columns)
@@ -118,20 +142,20 @@ class Table:
         for column in self.columns:
             name = rivals.get(column, column)
             if name in times:
-                of_limit = measure.ratio(times, cpu_contenders.LIMIT, name)
-                text += f"{statistics.median(times[name]) * 1e6:>11.1f} ({of_limit:4.2f})"
+                of_limit = times[cpu_contenders.LIMIT] / times[name]
+                text += f"{times[name] * 1e6:>11.1f} ({of_limit:4.2f})"
             else:
                 text += f"{'-':>18}"
         rivals = [name for name in rivals.values() if name]
         behind = False
         if "evenkeel" in times and rivals:
-            lead = min(measure.ratio(times, name, "evenkeel") for name in rivals)
+            lead = min(times[name] for name in rivals) / times["evenkeel"]
             behind = lead <= 1
             self.leads.append(lead)
             text += f"{lead:8.2f}"
         for name in times:
             if name.startswith("evenkeel,"):
-                self.mixed.append(measure.ratio(times, name, "evenkeel"))
+                self.mixed.append(times[name] / times["evenkeel"])
                 text += f"{self.mixed[-1]:8.2f}"
         print(text + ("  behind" if behind else ""), flush=True)
         for name, reason in refusals.items():
@@ -149,7 +173,6 @@ class Table:
 
 def work(options):
     """Measures with one thread count; False if evenkeel refused a line."""
-    measure.keep_pages()
     threads = options.worker
     libraries = cpu_contenders.Libraries(options.contenders, options.library, threads)
     versions = "; ".join(f"{name} {version}" for name, version in libraries.versions.items())
@@ -159,13 +182,17 @@ def work(options):
         "commit": command.commit(),
         "cpu": command.cpu_name(),
         "threads": threads,
+        "busy": options.busy,
         "versions": versions,
     }
     table = Table(options.contenders)
     table.header(threads, libraries)
     rows = []
     fine = True
-    for problem in problems.read(options.cases):
+    which, count = options.part
+    for i, problem in enumerate(problems.read(options.cases)):
+        if i % count != which - 1:
+            continue
         for dtype in filter(problem.has, options.dtypes):
             labels = {
                 name: " ".join(
@@ -179,11 +206,12 @@ def work(options):
             tensors = problems.Tensors(problem, dtype)
             for name, label in labels.items():
                 calls, refusals = libraries.prepare(problem, tensors, backward=name == "backward")
-                times = measure.rounds(calls, 0.5 if options.quick else options.seconds)
+                seconds = 0.5 if options.quick else options.seconds
+                times = typical(measure.rounds(calls, seconds), options.busy)
                 table.line(label, times, refusals)
                 fine = fine and not any(refused.startswith("evenkeel") for refused in refusals)
-                for contender, values in times.items():
-                    of_limit = measure.ratio(times, cpu_contenders.LIMIT, contender)
+                for contender, time_ in times.items():
+                    of_limit = times[cpu_contenders.LIMIT] / time_
                     rows.append(
                         constants
                         | {
@@ -194,7 +222,7 @@ def work(options):
                         }
                         | {"pass": name, "contender": contender}
                         | {
-                            "time_us": f"{statistics.median(values) * 1e6:.2f}",
+                            "time_us": f"{time_ * 1e6:.2f}",
                             "of_limit": f"{of_limit:.3f}",
                         }
                     )
@@ -214,15 +242,24 @@ def append(path, rows):
         writer.writerows(rows)
 
 
-def start_worker(threads):
+def start_worker(threads, options):
     """This program again, for one thread count, on as many processors; its exit code."""
     processors = sorted(os.sched_getaffinity(0))
     if threads > len(processors):
         sys.exit(f"--threads {threads}: this machine offers {len(processors)} processors")
     environment = os.environ | onednn_norm.environment() | {"OMP_NUM_THREADS": str(threads)}
+    # evenkeel.torch takes its operators from where the library is.
+    environment["EVENKEEL_LIBRARY_PATH"] = str(options.library.resolve().parent)
     command = [sys.executable, *sys.argv, "--worker", str(threads)]
     confine = lambda: os.sched_setaffinity(0, processors[:threads])  # noqa: E731
-    return subprocess.run(command, env=environment, preexec_fn=confine, check=False).returncode
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin, preexec_fn=confine) for _ in range(options.busy)]
+    try:
+        return subprocess.run(command, env=environment, preexec_fn=confine, check=False).returncode
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def main():
@@ -231,7 +268,7 @@ def main():
         sys.exit(f"--library {options.library}: no such file; build the library first (make build)")
     if options.worker:
         sys.exit(0 if work(options) else 1)
-    sys.exit(max(start_worker(int(threads)) for threads in options.threads.split(",")))
+    sys.exit(max(start_worker(int(threads), options) for threads in options.threads.split(",")))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ if(SKBUILD)  # a Python wheel: the library goes into the package, under one name
   install(TARGETS evenkeel LIBRARY DESTINATION evenkeel)
   # And what `python -m evenkeel build` makes operators from, for a torch that the wheel has none for.
   install(DIRECTORY bindings/torch DESTINATION evenkeel/_source/bindings FILES_MATCHING PATTERN "*.cc" PATTERN "*.h")
+  install(FILES bindings/memory/pages.h DESTINATION evenkeel/_source/bindings/memory)
   install(FILES include/evenkeel/evenkeel.h DESTINATION evenkeel/_source/include/evenkeel)
   install(FILES cmake/extension.map DESTINATION evenkeel/_source/cmake)
   return()

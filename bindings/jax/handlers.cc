@@ -21,9 +21,9 @@
 #include <string>
 #include <utility>
 
+#include "../memory/pages.h"
 #include "arithmetic.h"
 #include "evenkeel/evenkeel.h"
-#include "pages.h"
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -335,7 +335,7 @@ ffi::Error on_cpu(ffi::ThreadPool pool, Pass pass, ffi::RemainingArgs arguments,
                   ffi::RemainingRets results) {
   for (size_t i = 0; i < results.size(); ++i) {
     auto result = results.get<ffi::AnyBuffer>(i);
-    if (result.has_value()) advise_huge_pages((*result)->untyped_data(), (*result)->size_bytes());
+    if (result.has_value()) advise_large_pages((*result)->untyped_data(), (*result)->size_bytes());
   }
   const IeeeArithmetic arithmetic;
   return run(Cpu(pool), pass, {arguments, results});

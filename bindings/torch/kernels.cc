@@ -11,6 +11,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
 
+#include "../memory/pages.h"
 #include "evenkeel/evenkeel.h"
 #include "norm.h"
 
@@ -135,8 +136,10 @@ struct Memory {
 
   // On the CPU without the detour through the dispatcher, which costs more than a small norm.
   Tensor make(c10::SymIntArrayRef sizes, at::ScalarType dtype) const {
-    if (real && like.is_cpu()) return at::detail::empty_cpu(C10_AS_INTARRAYREF_SLOW(sizes), dtype);
-    return at::empty_symint(sizes, like.options().dtype(dtype));
+    if (!real || !like.is_cpu()) return at::empty_symint(sizes, like.options().dtype(dtype));
+    Tensor made = at::detail::empty_cpu(C10_AS_INTARRAYREF_SLOW(sizes), dtype);
+    advise_large_pages(made.const_data_ptr(), made.nbytes());
+    return made;
   }
   Tensor nothing(at::ScalarType dtype) const { return make({c10::SymInt(0)}, dtype); }
 

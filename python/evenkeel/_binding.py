@@ -39,6 +39,7 @@ def sources():
     return [
         *sorted((folder / "bindings" / "torch").glob("*.cc")),
         folder / "bindings" / "torch" / "norm.h",
+        folder / "bindings" / "memory" / "pages.h",
         folder / "include" / "evenkeel" / "evenkeel.h",
         folder / "cmake" / "extension.map",
     ]

@@ -21,6 +21,9 @@ namespace evenkeel {
 // Sums are kept in vectors over at most this many elements, then carried on in double.
 inline constexpr int64_t kSlice = 16384;
 
+// Rows of a batch stay in L1: that many bytes of what is read twice.
+inline constexpr int64_t kBatchBytes = 24 << 10;
+
 // What the kernels are compiled for: calls whose big tensors are all of one type, or any mix with
 // f32 or f64 arithmetic.
 enum class Storage { kF32, kF64, kF16, kBF16, kMixedF32, kMixedF64 };
@@ -47,6 +50,7 @@ struct Plan {
   bool stream;      // results go past the caches
   bool stream_sum;  // so does the sum of x and the residual; what is read again is a copy of it
   int64_t batch;    // kRows: rows that are worked on at a time
+  bool fetch;       // kRows: short rows are prefetched
 
   int64_t shards;  // pieces of scratch, at most one per thread
 

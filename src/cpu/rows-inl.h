@@ -207,7 +207,7 @@ struct Rows : Job<In> {
   template <class Type>
   HWY_NOINLINE void add_rows_as(const Place* at, int64_t count, int64_t start, int64_t n,
                                 const Sum& to) const {
-    const bool ahead = even_ && n == plan.length && (plan.stream || n <= kShortRow);
+    const bool ahead = plan.fetch && even_ && n == plan.length && (plan.stream || n <= kShortRow);
     for (int64_t i = 0; i < count; ++i) {
       const auto span = [&](const Tensor& tensor, int64_t skipped) EK_LAMBDA {
         return Type(tensor.data, tensor.dtype) + (offset(tensor, at[i]) + start - skipped);
@@ -233,7 +233,8 @@ struct Rows : Job<In> {
     std::copy_n(by.scale, kBatch, scale);
     std::copy_n(by.offset, kBatch, offset);
     with_map([&]<bool kStream, bool kCenter>(auto cast, auto act) EK_LAMBDA {
-      const bool ahead = even_ && n == plan.length && (kStream || n <= kShortRow) && !from.scratch;
+      const bool ahead =
+          plan.fetch && even_ && n == plan.length && (kStream || n <= kShortRow) && !from.scratch;
       with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
             const auto x = spans.of(from.tensor(call), from.skipped);
@@ -420,7 +421,10 @@ struct Rows : Job<In> {
   template <bool kStream, bool kCenter, bool kAdds, class Cast, class Act>
   HWY_INLINE void gradients_of(const Batch& batch, int64_t rows, const Shares& share, int64_t start,
                                int64_t n, Cast cast, Act act) const {
-    const bool ahead = even_ && n == plan.length && n <= kShortRow;
+    const bool ahead =
+        plan.fetch && even_ && n == plan.length &&
+        (n <= kShortRow ||
+         (kStream && 2 * n * In(call.x.data, call.x.dtype).element() <= kBatchBytes));
     with_spans<kUsual<Cast>>(
         batch.at, batch.end, rows, n, [&](auto spans, int64_t count, int64_t length) EK_LAMBDA {
           const auto x = spans.of(call.x), dy = spans.of(call.dy), dx = spans.of(call.dx);
@@ -464,7 +468,7 @@ struct Rows : Job<In> {
       const auto dsum = [&](int64_t i) EK_LAMBDA {
         return Any<Compute>(call.dsum.data, call.dsum.dtype) + offset(call.dsum, batch.at[i]);
       };
-      const bool ahead = even_ && length == plan.length && length <= kShortRow;
+      const bool ahead = plan.fetch && even_ && length == plan.length && length <= kShortRow;
       for (int64_t i = 0; i < rows; ++i) {
         if (!spans.exists(i)) continue;
         if (ahead) fetch(x(i) + rows * stride(call.x), length);
@@ -540,11 +544,14 @@ struct Rows : Job<In> {
     }
     GradientSumsBatch total;
     with_reduce([&]<bool kDweight, bool kDbias, bool kCenter>(auto cast, auto act) EK_LAMBDA {
-      for (int64_t slice = 0; slice < slices(); ++slice) {
+      const auto reduce = [&](int64_t slice, GradientSumsBatch& result) EK_LAMBDA {
+        reduce_slice<kDweight, kDbias, kCenter>(chunk, batch, 2 * count, slice, cast, act, result);
+      };
+      reduce(0, total);
+      for (int64_t slice = 1; slice < slices(); ++slice) {
         GradientSumsBatch part;
-        reduce_slice<kDweight, kDbias, kCenter>(chunk, batch, 2 * count, slice, cast, act, part);
-        for (int64_t i = 0; i < kBatch; ++i)
-          total.set(i, slice == 0 ? part[i] : total[i] + part[i]);
+        reduce(slice, part);
+        for (int64_t i = 0; i < kBatch; ++i) total.set(i, total[i] + part[i]);
       }
     });
     if (call.wants_dx()) input_gradients(batch, 2 * count, total, 0, plan.length);

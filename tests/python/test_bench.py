@@ -239,6 +239,62 @@ def test_residual_of_ones_own_shape(bench, tmp_path):
     assert result.code == 0, result.err
 
 
+def test_sweep_is_drawn_from_its_seed():
+    """The same lines from the same seed, on any machine; each size in three types; no favourites."""
+    for device, (least, most) in lines.SWEEP_ELEMENTS.items():
+        found = lines.sweep(3, device)
+        assert found == lines.sweep(3, device)
+        assert found != lines.sweep(4, device)
+        sizes = {line.shape for line in found}
+        assert len(sizes) == 60
+        assert len(found) == 180
+        assert {line.dtype for line in found} == {"f32", "bf16", "f16"}
+        assert {line.op for line in found} == {"layer_norm", "rms_norm"}
+        assert all(64 <= cols <= 20480 for _, cols in sizes)
+        assert all(least - cols <= rows * cols <= most for rows, cols in sizes)
+        assert any(cols % 2 for _, cols in sizes)
+
+
+def test_sweep_in_parts_is_one_heat_map(bench, tmp_path, monkeypatch):
+    sizes = [(8, 64), (4, 96)]
+    small = tuple(
+        lines.Line("rms_norm", dtype, shape) for shape in sizes for dtype in ("f32", "bf16")
+    )
+    monkeypatch.setattr(lines, "sweep", lambda seed, device: small if seed == 5 else ())
+    path = tmp_path / "sweep.csv"
+    for pass_ in lines.PASSES:
+        result = bench(
+            *("--preset", "sweep", "--seed", "5", "--pass", pass_),
+            *("--contenders", "evenkeel,torch", "--csv", str(path), "--plot", str(tmp_path)),
+        )
+        assert result.code == 0, result.err
+    assert re.search(r"sweep: \d of \d lines are behind a rival, \d are below 0.7", result.out)
+    found = report.figures_of_sweep(read_csv(path))
+    assert {key[3] for key in found} == set(lines.PASSES)
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    texts = " ".join(ElementTree.parse(tmp_path / "sweep.svg").getroot().itertext())
+    for (op, shape, *_), figures in found.items():
+        assert f"{shape}  {op.split('_')[0]}" in texts
+        for figure in figures:
+            assert f"{figure:.2f}" in texts
+
+
+def test_figures_of_a_sweep(capsys):
+    """The best rival leads or follows, and the last measurement counts."""
+
+    def row(library, time_us, of_limit=0.8, cols=64):
+        line = {"op": "rms_norm", "shape": f"8x{cols}", "dtype": "f32", "pass": "forward"}
+        return line | {"library": library, "time_us": str(time_us), "of_limit": str(of_limit)}
+
+    rows = [row("evenkeel", 9), row("evenkeel", 10), row("torch", 30), row("compile", 8)]
+    rows.append(row("evenkeel", 10, 0.69, cols=96))
+    assert list(report.figures_of_sweep(rows).values()) == [(0.8, 0.8), (0.69, None)]
+    report.print_sweep(rows)
+    out = capsys.readouterr().out
+    assert "1 of 2 lines are behind a rival, 1 are below 0.7" in out
+    assert "behind: rms_norm 8x64 f32 forward, lead 0.80" in out
+
+
 def test_host_preset_counts_eager_calls(bench, tmp_path):
     path = tmp_path / "b.csv"
     result = bench("--preset", "host", "--csv", str(path))

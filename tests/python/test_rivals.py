@@ -27,7 +27,7 @@ DTYPES = ("f32", "bf16", *problems.WITH_RESIDUAL)
 CASES = """
 layer_norm rows=8,12 cols=64 x=f32
 rms_norm rows=8 cols=64 x=f32
-group_norm samples=2 channels=8 spatial=16 groups=2 x=f32
+group_norm samples=2 channels=64 spatial=16 groups=32 x=f32
 """
 # Of the largest exact value; sums of bf16 in bf16 are torch's way to a weight's gradient.
 TOLERANCES = {"f32": 1e-5, "bf16": 2e-2}
@@ -127,6 +127,28 @@ def test_residuals_are_told_by_the_dtype(measured, capsys):
         *(cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, "evenkeel", "torch")
     }
     assert "layer_norm 8x64 bf16+bf16 backward" in capsys.readouterr().out
+
+
+def test_parts_are_the_whole_list(measured):
+    few = ("--dtypes", "f32", "--passes", "forward")
+    whole = [(row["op"], row["shape"]) for row in read(measured("whole.csv", *few))]
+    for which in ("1/3", "2/3", "3/3"):
+        path = measured("parts.csv", *few, "--part", which)
+    parts = [(row["op"], row["shape"]) for row in read(path)]
+    assert sorted(parts) == sorted(whole)
+    for wrong in ("0/3", "4/3", "3", "a/b"):
+        with pytest.raises(SystemExit):
+            measured("wrong.csv", "--part", wrong)
+
+
+def test_c_interface_stands_beside(measured, capsys):
+    path = measured("cpu-test.csv", "--contenders", "evenkeel,torch,C interface")
+    found = {row["contender"] for row in read(path) if row["dtype"] == "bf16"}
+    assert found == {
+        *(cpu_contenders.LIMIT, cpu_contenders.TORCH_LIMIT, cpu_contenders.C_INTERFACE),
+        *("evenkeel", "evenkeel, bf16 weight", "torch", "torch, f32 weight"),
+    }
+    assert "C interface" in capsys.readouterr().out
 
 
 def test_plain_norms_stay_the_default(measured):

@@ -24,9 +24,10 @@ ALLOWED = {
     "cpu": {"std", "include", "core", "highway", "intrinsics"},
     "cuda": {"std", "include", "core", "cuda toolkit"},
     "api": {"std", "include", "core", "reference", "cpu", "cuda"},
-    "bindings/torch": {"std", "include", "torch", "threads"},
+    "bindings/memory": {"std", "pages"},
+    "bindings/torch": {"std", "include", "torch", "threads", "bindings/memory"},
     "bindings/tensorflow": {"std", "include", "tensorflow"},
-    "bindings/jax": {"std", "include", "jax", "virtual memory"},
+    "bindings/jax": {"std", "include", "jax", "bindings/memory"},
     "examples": {"std", "include"},
 }
 
@@ -38,7 +39,7 @@ OUTSIDE = {
     "jax": ("jax/", "jaxlib/", "xla/"),
     "cuda toolkit": ("cuda", "cub/", "thrust/", "nv/", "cooperative_groups", "cublas", "mma.h"),
     "threads": ("pthread.h", "sched.h"),
-    "virtual memory": ("sys/mman.h",),
+    "pages": ("sys/mman.h",),
     "intrinsics": ("immintrin.h", "x86intrin.h", "arm_neon.h", "arm_sve.h", "cpuid.h"),
 }
 
@@ -164,7 +165,7 @@ class Checker(unittest.TestCase):
             ("src/core/call.h", "#include <immintrin.h>", "may not include intrinsics"),
             ("src/core/call.h", "#include <cuda_fp16.h>", "may not include cuda toolkit"),
             ("src/core/call.h", "#include <fmt/format.h>", "may not include unknown"),
-            ("src/core/call.h", "#include <sys/mman.h>", "may not include virtual memory"),
+            ("src/core/call.h", "#include <sys/mman.h>", "may not include pages"),
             ("src/core/call.h", "#include <sys/stat.h>", "may not include unknown"),
             ("src/reference/backend.h", '#include "cpu/backend.h"', "may not include cpu"),
             ("src/reference/backend.h", "#include <hwy/base.h>", "may not include highway"),

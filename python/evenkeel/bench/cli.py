@@ -15,7 +15,7 @@ import torch
 from evenkeel._progress import progress_bar
 from evenkeel.bench import command, lines, measure, timing
 from evenkeel.bench.contenders import TITLES, missing
-from evenkeel.bench.report import Report, complain, constants
+from evenkeel.bench.report import Report, complain, constants, print_sweep
 
 WHAT = (*lines.NORMS, "surgery", "all")
 QUICK_SECONDS = 30  # no line is started after these
@@ -60,6 +60,11 @@ def add_arguments(parser):
         action="append",
         help="instead of the preset's: 4096x1024, or for group norm 8x320x64x64; may be repeated",
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help=f"what the sizes of the preset {lines.SWEEP} are drawn from (default: 0)",
+    )
     parser.add_argument("--layout", choices=lines.LAYOUTS, help="group norm: only this one")
     parser.add_argument("--activation", choices=lines.ACTIVATIONS, help="applied after the norm")
     parser.add_argument(
@@ -92,6 +97,8 @@ def chosen_preset(options, device):
     default = "peers" if device.type == "cuda" else "cpu"
     preset = lines.PRESETS[options.preset or default]
     found = list(preset.lines)
+    if options.preset == lines.SWEEP:
+        found = list(lines.sweep(options.seed or 0, device.type))
     if options.preset == lines.TUTORIAL and device.type == "cpu":
         options.dtype = options.dtype or "f32"
         print(
@@ -203,6 +210,8 @@ def check_options(parser, options):
         parser.error(f"--layout {options.layout}: only group_norm has layouts, not {options.what}")
     if options.preset and options.shape:
         parser.error("--shape stands for lines of one's own, and does not go with --preset")
+    if options.seed is not None and options.preset != lines.SWEEP:
+        parser.error(f"--seed {options.seed}: only --preset {lines.SWEEP} draws its lines")
     if options.preset == lines.RESIDUAL and options.dtype not in (None, *lines.WITH_RESIDUAL):
         words = ", ".join(lines.WITH_RESIDUAL)
         parser.error(f"--dtype {options.dtype}: the preset {lines.RESIDUAL} takes {words}")
@@ -249,10 +258,17 @@ def run_norms(parser, options, shared, device):
     report.print_leads()
     if left:
         print(f"{left} of {len(chosen)} lines were left out")
+    drawn = []
+    if options.preset == lines.SWEEP:
+        # All of the file: a sweep takes a while, and may be measured in parts.
+        drawn = command.read(options.csv) if options.csv else report.rows()
+        print_sweep(drawn)
     if not options.plot:
         return report, []
     from evenkeel.bench import plots
 
+    if drawn:
+        return report, plots.draw_sweep(drawn, options.plot, shared["machine"])
     return report, plots.draw(report.results, names, options.plot, shared["machine"], curves)
 
 

@@ -53,6 +53,12 @@ def append(path, columns, rows):
         writer.writerows(rows)
 
 
+def read(path):
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def choices(allowed):
     """An argparse type: comma separated words, each one of `allowed`."""
 

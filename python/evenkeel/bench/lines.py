@@ -8,6 +8,7 @@ sum in float32, and so are weight and bias, as under autocast.
 import dataclasses
 import functools
 import math
+import random
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +147,28 @@ def images(dtype, shapes, variants):
     ]
 
 
+SWEEP = "sweep"
+SWEEP_DTYPES = ("f32", "bf16", "f16")
+SWEEP_COUNT = 60
+SWEEP_COLS = 64, 20480
+SWEEP_ELEMENTS = {"cuda": (1 << 22, 1 << 26), "cpu": (1 << 16, 1 << 23)}
+
+
+def sweep(seed, device_type):
+    """Row norms of sizes that nobody chose: lengths and numbers of elements are drawn, their logarithms evenly."""
+    draw = random.Random(seed)
+    found = []
+    for i in range(SWEEP_COUNT):
+        cols, elements = (
+            round(math.exp(draw.uniform(math.log(least), math.log(most))))
+            for least, most in (SWEEP_COLS, SWEEP_ELEMENTS[device_type])
+        )
+        shape = max(1, elements // cols), cols
+        op = ("layer_norm", "rms_norm")[i % 2]
+        found += [Line(op, dtype, shape) for dtype in SWEEP_DTYPES]
+    return tuple(found)
+
+
 @dataclasses.dataclass(frozen=True)
 class Preset:
     about: str
@@ -216,6 +239,10 @@ PRESETS = {
             *rows("rms_norm", "f32+f32", "4096x1024 4096x4096"),
         ),
         tuple(RESIDUAL_PASSES),
+    ),
+    SWEEP: Preset(
+        f"{SWEEP_COUNT} sizes that --seed draws, of {SWEEP_COLS[0]} to {SWEEP_COLS[1]} columns, with a heat map",
+        sweep(0, "cuda"),
     ),
     HOST: Preset(
         "what one eager call of a small norm costs its caller",

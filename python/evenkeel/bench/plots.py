@@ -9,8 +9,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 
 from evenkeel.bench.contenders import TITLES
+from evenkeel.bench.report import figures_of_sweep
 from evenkeel.bench.timing import NO_FIGURE
 
 TEXT, GRID = "#7d8590", "#8b949e40"
@@ -146,6 +148,61 @@ def draw_steps(rows, title):
     axes.set(title=title, xlabel="ms of a training step: less is better")
     figure.legend(ncols=len(colors), fontsize=8, loc="outside upper center")
     return figure
+
+
+# Of a heat map: behind, as good, ahead. The text on them has to be read on all three.
+HEAT = LinearSegmentedColormap.from_list("evenkeel", ["#b4532a", "#efe9dc", "#0f766e"])
+SHARE_RANGE, LEAD_RANGE = (0, 0.7, 1.4), (0.5, 1, 4)
+
+
+def draw_sweep(rows, folder, machine):
+    """A heat map of a sweep's CSV rows: a row for each size, by length; share of the limit, and lead over the best rival."""
+    style()
+    found = figures_of_sweep(rows)
+    sizes = sorted(
+        {key[:2] for key in found}, key=lambda size: [*map(int, size[1].split("x"))][::-1]
+    )
+    columns = list(dict.fromkeys(key[2:] for key in found))
+    figure, panels = plt.subplots(
+        1,
+        2,
+        figsize=(3 + 1.1 * len(columns), 2 + 0.22 * len(sizes)),
+        layout="constrained",
+        sharey=True,
+    )
+    titles = "share of the limit", "lead: best rival's time / evenkeel's"
+    for which, (axes, title) in enumerate(zip(panels, titles, strict=True)):
+        values = [
+            [found.get(size + column, (None, None))[which] for column in columns] for size in sizes
+        ]
+        least, middle, most = (SHARE_RANGE, LEAD_RANGE)[which]
+        filled = [[float("nan") if v is None else v for v in line] for line in values]
+        axes.imshow(filled, cmap=HEAT, norm=TwoSlopeNorm(middle, least, most), aspect="auto")
+        for y, line in enumerate(values):
+            for x, value in enumerate(line):
+                if value is not None:
+                    dark = value < middle - 0.6 * (middle - least) or value > middle + 0.6 * (
+                        most - middle
+                    )
+                    color = "#ffffff" if dark else "#24292f"
+                    axes.text(
+                        x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color
+                    )
+        axes.set_title(title)
+        axes.set_xticks(range(len(columns)), ["\n".join(column) for column in columns], fontsize=7)
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+    names = [f"{shape}  {op.split('_')[0]}" for op, shape in sizes]
+    panels[0].set_yticks(range(len(sizes)), names, fontsize=7)
+    figure.suptitle(
+        f"norms of rows, sizes drawn at random\n{machine}",
+        x=0.01,
+        ha="left",
+        color=TEXT,
+        fontsize=11,
+    )
+    return save(figure, folder, "sweep")
 
 
 def draw(results, names, folder, machine, curves=False):

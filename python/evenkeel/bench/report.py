@@ -15,6 +15,7 @@ from evenkeel.bench.contenders import TITLES
 COLUMNS = (
     "date commit machine torch triton op shape dtype pass library time_us ceiling_us of_limit gb_per_s"
 ).split()
+LOW_SHARE = 0.7  # of the limit
 BAR = 12  # characters of the limit; a longer bar ends at twice that
 
 
@@ -81,6 +82,10 @@ class Report:
                 row["of_limit"] = f"{result.of_limit(name):.3f}"
                 row["gb_per_s"] = f"{result.gb_per_s(name):.0f}"
             yield self.constants | row
+
+    def rows(self):
+        """All that a CSV file would have."""
+        return [row for result in self.results for row in self.csv_rows(result)]
 
     def content(self):
         """For JSON: the CSV's figures as numbers, and the reasons where there are none."""
@@ -175,6 +180,37 @@ class Report:
     def fine(self):
         """Whether evenkeel has a figure wherever it was asked for one."""
         return not any(isinstance(result.times.get("evenkeel"), str) for result in self.results)
+
+
+def figures_of_sweep(rows):
+    """From a CSV's rows: {(op, shape, dtype, pass): (evenkeel's share of the limit, its lead over the best rival)}.
+
+    A lead is the rival's time / evenkeel's, None where there is no rival. The last figure of a library counts.
+    """
+    times, shares = {}, {}
+    for row in rows:
+        key = row["op"], row["shape"], row["dtype"], row["pass"]
+        times.setdefault(key, {})[row["library"]] = float(row["time_us"])
+        if row["library"] == "evenkeel":
+            shares[key] = float(row["of_limit"])
+    found = {}
+    for key, share in shares.items():
+        rivals = [time_ for name, time_ in times[key].items() if name != "evenkeel"]
+        found[key] = share, min(rivals) / times[key]["evenkeel"] if rivals else None
+    return found
+
+
+def print_sweep(rows):
+    """How many lines of a sweep are behind, and below so much of the limit."""
+    found = figures_of_sweep(rows)
+    below = [key for key, (share, _) in found.items() if share < LOW_SHARE]
+    behind = [key for key, (_, lead) in found.items() if lead is not None and lead < 1]
+    print(
+        f"sweep: {len(behind)} of {len(found)} lines are behind a rival, "
+        f"{len(below)} are below {LOW_SHARE} of the limit"
+    )
+    for key in behind:
+        print(f"  behind: {' '.join(key)}, lead {found[key][1]:.2f}")
 
 
 def cell(time_):
