@@ -106,7 +106,8 @@ def test_numbers_on_the_page_come_from_the_run(folder, found):
     for line in found["surgery"].splitlines():
         assert words(line) in text
     for figure, title, below in (f(found) for f in TILES):
-        assert f"{figure} {title} {below}".replace(" ", "") in text.replace(" ", "")
+        shown = f"{figure} {title} {below}"
+        assert "".join(shown.split()) in "".join(text.split())
     for each in json.loads((folder / "norms.json").read_text())["figures"]:
         assert f"{each['time_us']:.1f} µs, {each['of_limit']:.2f}" in text
     assert "the project's own sources and documents" in text
