@@ -106,15 +106,17 @@ struct Job {
 
   // run(activation)
   template <class Run>
-  auto with_activation(const Run& run) const {
-    return activates() ? run(Activation{call.activation}) : run(NoActivation());
+  void with_activation(const Run& run) const {
+    if (!activates()) return run(NoActivation());
+    HWY_NAMESPACE::with_activation(call.activation, run);
   }
 
   // run.operator()<kStream>(activation). With an activation the processor is the limit, not the
   // memory.
   template <class Run>
   void with_activation_and_stream(const Run& run) const {
-    if (activates()) return run.template operator()<false>(Activation{call.activation});
+    if (activates())
+      return with_activation([&](auto act) EK_LAMBDA { run.template operator()<false>(act); });
     plan.stream ? run.template operator()<true>(NoActivation())
                 : run.template operator()<false>(NoActivation());
   }

@@ -121,8 +121,11 @@ struct Rows : Job<In> {
   template <class Run>
   void with_map(const Run& run) const {
     const NoActivation none;
-    if (this->activates())
-      return run.template operator()<false, true>(cast(), Activation{call.activation});
+    if (this->activates()) {
+      return HWY_NAMESPACE::with_activation(call.activation, [&](auto act) EK_LAMBDA {
+        run.template operator()<false, true>(cast(), act);
+      });
+    }
     if (cast().on) return run.template operator()<false, true>(cast(), none);
     if (call.centers() || call.bias) {
       return plan.stream ? run.template operator()<true, true>(NoCast(), none)
@@ -137,9 +140,10 @@ struct Rows : Job<In> {
   void with_reduce(const Run& run) const {
     const NoActivation none;
     if (this->activates()) {
-      const Activation act{call.activation};
-      return this->wants_parameters() ? run.template operator()<true, true, true>(cast(), act)
-                                      : run.template operator()<false, false, true>(cast(), act);
+      return HWY_NAMESPACE::with_activation(call.activation, [&](auto act) EK_LAMBDA {
+        this->wants_parameters() ? run.template operator()<true, true, true>(cast(), act)
+                                 : run.template operator()<false, false, true>(cast(), act);
+      });
     }
     if (cast().on) {
       return this->wants_parameters() ? run.template operator()<true, true, true>(cast(), none)
