@@ -40,7 +40,16 @@ typedef enum ek_status {
   EK_INTERNAL_ERROR = 4 /* a defect of the library; please report it */
 } ek_status;
 
-typedef enum ek_dtype { EK_F32 = 0, EK_F64 = 1, EK_F16 = 2, EK_BF16 = 3 } ek_dtype;
+typedef enum ek_dtype {
+  EK_F32 = 0,
+  EK_F64 = 1,
+  EK_F16 = 2,
+  EK_BF16 = 3,
+  /* Of y alone, which is quantized then (ek_forward_args). E4M3 has no infinity (float8_e4m3fn). */
+  EK_F8_E4M3 = 4,
+  EK_F8_E5M2 = 5,
+  EK_I8 = 6
+} ek_dtype;
 
 typedef enum ek_op { EK_LAYER_NORM = 0, EK_RMS_NORM = 1, EK_GROUP_NORM = 2 } ek_op;
 
@@ -134,7 +143,20 @@ typedef struct ek_vector {
  * above (its statistics, its type in casting orders) is said of the sum. It is added in float32 (in float64 where sum.dtype
  * is), rounded to sum.dtype and normalized as rounded: y and sum are bit for bit what an addition and a norm of its result
  * give. sum.dtype counts even where the sum is not stored (sum.data == NULL), and must be EK_F64 where x or residual is.
- * sum may be exactly x or exactly residual. */
+ * sum may be exactly x or exactly residual.
+ *
+ * Layer norm and RMS norm quantize a y of 8 bits, by one scale for all of it (y_scale) or by one for each row, which they
+ * compute and store (y_row_scale). Either of the two must be given, and neither with another y. All of it is done in
+ * float32, each operation rounded, beginning with y as a float32 y would have been stored; M is the largest number of the
+ * type: 448 (E4M3), 57344 (E5M2), 127 (I8).
+ *
+ *   amax = max(|y|) of the row, NaN if any is; no more than y_amax_bound, if that is not 0
+ *   row scale = max(amax / M, 2^-126)
+ *   z = y * (1 / scale)
+ *   q = z, rounded to nearest even; beyond M, M (I8: below -128, -128); infinity and NaN are NaN in E4M3, themselves in
+ *       E5M2, and in I8 (which has neither) the largest and 0: there the row scale tells of them
+ *
+ * So scale * q is about y, and a row of zeros has a scale that is not zero. */
 typedef struct ek_forward_args {
   uint32_t struct_size;
   uint32_t reserved;
@@ -146,6 +168,10 @@ typedef struct ek_forward_args {
   void* rstd;         /* optional output */
   ek_tensor residual; /* optional; not for group norm */
   ek_tensor sum;      /* optional output, with a residual */
+  /* Of a y of 8 bits. */
+  const float* y_scale; /* one value */
+  float* y_row_scale;   /* output: dense, one value per row */
+  double y_amax_bound;  /* with y_row_scale: > 0, or 0 for none */
 } ek_forward_args;
 
 /* Gradients. Any subset of dx, dresidual, dweight and dbias may be absent (data == NULL), but not all. mean and rstd are
@@ -205,7 +231,7 @@ typedef struct ek_execution {
 #define EK_FORWARD_ARGS_INIT                                                                    \
   {                                                                                             \
     sizeof(ek_forward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
-        NULL, NULL, EK_TENSOR_INIT, EK_TENSOR_INIT                                              \
+        NULL, NULL, EK_TENSOR_INIT, EK_TENSOR_INIT, NULL, NULL, 0.0                             \
   }
 #define EK_BACKWARD_ARGS_INIT                                                                      \
   {                                                                                                \
@@ -221,7 +247,8 @@ typedef struct ek_execution {
  * workspace itself. What the size grows with:
  *   CPU               threads, cols, channels and spatial; rows and samples up to a limit
  *   CUDA, row norms   backward: cols, and rows up to a limit; forward needs none, but for a sum that is not stored and
- *                     that ek_explain_forward() says is added before: rows and cols
+ *                     that ek_explain_forward() says is added before, or a y of 8 bits that it says is quantized
+ *                     behind: rows and cols
  *   CUDA, group norm  samples, without a limit, and what each of them has: groups, spatial, in backward channels
  *   reference         backward: cols or channels; forward needs none */
 EK_API ek_status ek_forward_workspace(const ek_problem*, const ek_forward_args*,

@@ -102,6 +102,10 @@ struct ForwardArgs {
   Output rstd = {};
   Input residual = {};
   Output sum = {};  // its dtype counts even where it is absent
+  // Of a y of 8 bits, {pointer, elements, EK_F8_E4M3}: one scale, or those of its rows.
+  Input y_scale = {};
+  Output y_row_scale = {};
+  double y_amax_bound = 0;
 };
 
 // The arguments of a backward call, field by field.
@@ -225,10 +229,27 @@ inline void need_statistic(const char* name, const Array& array, const Array& of
   need(name, array, elements);
 }
 
+// A scale of a y of 8 bits.
+inline void need_scale(const char* name, const Array& array, std::int64_t elements) {
+  if (array.data != nullptr && array.dtype != EK_F32)
+    throw Error(EK_INVALID_ARGUMENT, std::string(name) + " must be float");
+  need(name, array, elements);
+}
+
 inline ek_forward_args convert(const ForwardArgs& a) {
-  return {
-      sizeof(ek_forward_args), 0,           a.x.tensor(), a.y.tensor(),        a.weight.vector(),
-      a.bias.vector(),         a.mean.data, a.rstd.data,  a.residual.tensor(), a.sum.tensor()};
+  return {sizeof(ek_forward_args),
+          0,
+          a.x.tensor(),
+          a.y.tensor(),
+          a.weight.vector(),
+          a.bias.vector(),
+          a.mean.data,
+          a.rstd.data,
+          a.residual.tensor(),
+          a.sum.tensor(),
+          static_cast<const float*>(a.y_scale.data),
+          static_cast<float*>(a.y_row_scale.data),
+          a.y_amax_bound};
 }
 
 inline ek_backward_args convert(const BackwardArgs& a) {
@@ -260,6 +281,8 @@ inline void check_arrays(const Problem& problem, const ForwardArgs& a) {
   const char* const name = has_sum ? "sum" : "x";
   need_statistic("mean", a.mean, normalized, name, extents.statistic);
   need_statistic("rstd", a.rstd, normalized, name, extents.statistic);
+  need_scale("y_scale", a.y_scale, 1);
+  need_scale("y_row_scale", a.y_row_scale, extents.statistic);
 }
 
 inline void check_arrays(const Problem& problem, const BackwardArgs& a) {

@@ -57,6 +57,10 @@ struct Call {
   Tensor x;
   Tensor y{}, residual{}, sum{};  // forward only; sum.dtype counts even where it is not stored
   Tensor dy{}, dx{}, dsum{}, dresidual{};  // backward only
+  // Of a y of 8 bits: its scale, or where those of its rows go.
+  const float* y_scale;
+  float* y_row_scale;
+  float y_amax_bound;  // infinity: none
   Vector weight, bias, dweight, dbias;
   char* mean;
   char* rstd;
@@ -74,6 +78,7 @@ struct Call {
   bool centers() const { return op != EK_RMS_NORM; }
   // Of what is normalized: x, or the sum. Statistics and casting orders go by it.
   Dtype normalized() const { return residual ? sum.dtype : x.dtype; }
+  bool quantizes() const { return has_eight_bits(y.dtype); }
   // Whether dx is wanted, in one dtype or another.
   bool wants_dx() const { return dx || dresidual; }
   int64_t elements() const { return outer * inner * width; }

@@ -11,22 +11,36 @@
 #include <cstring>
 #include <limits>
 
+#include "core/quantize.h"
 #include "evenkeel/evenkeel.h"
 
 namespace evenkeel {
 
-enum class Dtype : int32_t { kF32 = EK_F32, kF64 = EK_F64, kF16 = EK_F16, kBF16 = EK_BF16 };
+enum class Dtype : int32_t {
+  kF32 = EK_F32,
+  kF64 = EK_F64,
+  kF16 = EK_F16,
+  kBF16 = EK_BF16,
+  kF8E4M3 = EK_F8_E4M3,
+  kF8E5M2 = EK_F8_E5M2,
+  kI8 = EK_I8
+};
 
 struct DtypeInfo {
   const char* name;
   int64_t size;
 };
 
-inline constexpr DtypeInfo kDtypes[] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}};
-inline constexpr int32_t kDtypeCount = 4;
+inline constexpr DtypeInfo kDtypes[] = {{"f32", 4},  {"f64", 8},  {"f16", 2}, {"bf16", 2},
+                                        {"e4m3", 1}, {"e5m2", 1}, {"i8", 1}};
+inline constexpr int32_t kDtypeCount = 7;
+inline constexpr int32_t kWideDtypeCount = 4;  // those before them have 16 bits or more
 
 inline const char* name_of(Dtype dtype) { return kDtypes[static_cast<int32_t>(dtype)].name; }
 inline int64_t size_of(Dtype dtype) { return kDtypes[static_cast<int32_t>(dtype)].size; }
+constexpr bool has_eight_bits(Dtype dtype) {
+  return static_cast<int32_t>(dtype) >= kWideDtypeCount;
+}
 
 // A 16-bit binary format with kMantissa stored mantissa bits; the rest is exponent and sign.
 template <int kMantissa>
@@ -76,6 +90,14 @@ struct HalfFormat {
 using F16Format = HalfFormat<10>;
 using BF16Format = HalfFormat<7>;
 
+// Calls body with the format of a dtype of 8 bits.
+template <typename Body>
+constexpr auto with_eight_bits(Dtype dtype, const Body& body) {
+  if (dtype == Dtype::kF8E4M3) return body(E4M3());
+  if (dtype == Dtype::kF8E5M2) return body(E5M2());
+  return body(Int8());
+}
+
 inline double load_scalar(const void* data, Dtype dtype, int64_t index = 0) {
   const char* at = static_cast<const char*>(data) + index * size_of(dtype);
   const auto read = [at](auto value) {
@@ -91,6 +113,10 @@ inline double load_scalar(const void* data, Dtype dtype, int64_t index = 0) {
       return F16Format::decode(read(uint16_t{}));
     case Dtype::kBF16:
       return BF16Format::decode(read(uint16_t{}));
+    case Dtype::kF8E4M3:
+    case Dtype::kF8E5M2:
+    case Dtype::kI8:
+      break;  // written only
   }
   return 0;
 }
@@ -107,6 +133,12 @@ inline void store_scalar(void* data, Dtype dtype, int64_t index, double value) {
       return write(F16Format::encode(value));
     case Dtype::kBF16:
       return write(BF16Format::encode(value));
+    case Dtype::kF8E4M3:
+    case Dtype::kF8E5M2:
+    case Dtype::kI8:
+      return write(with_eight_bits(dtype, [&](auto format) {
+        return decltype(format)::encode(static_cast<float>(value));
+      }));
   }
 }
 

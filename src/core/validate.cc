@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -57,11 +58,24 @@ ek_status check_enum(const char* name, int32_t value, int32_t count, const char*
   return invalid("%s is %" PRId32 ", but must be one of %s", name, value, allowed);
 }
 
+constexpr char kWideDtypes[] = "EK_F32 (0), EK_F64 (1), EK_F16 (2), EK_BF16 (3)";
+
 ek_status check_dtype(const char* name, int32_t dtype) {
-  if (dtype >= 0 && dtype < kDtypeCount) return EK_OK;
-  return invalid("%s.dtype is %" PRId32
-                 ", but must be one of EK_F32 (0), EK_F64 (1), EK_F16 (2), EK_BF16 (3)",
-                 name, dtype);
+  if (dtype >= 0 && dtype < kWideDtypeCount) return EK_OK;
+  const bool eight_bits = dtype >= 0 && dtype < kDtypeCount;
+  return invalid("%s.dtype is %" PRId32 ", but %smust be one of %s", name, dtype,
+                 eight_bits ? "only y can have 8 bits: " : "", kWideDtypes);
+}
+
+// y's, which may have 8 bits.
+ek_status check_y_dtype(int32_t dtype, const Call& call) {
+  if (dtype >= 0 && dtype < kWideDtypeCount) return EK_OK;
+  const bool eight_bits = dtype >= 0 && dtype < kDtypeCount;
+  if (eight_bits && !call.is_group_norm()) return EK_OK;
+  return invalid(
+      "y.dtype is %" PRId32 ", but %smust be one of %s%s", dtype,
+      eight_bits ? "group norm does not quantize: " : "", kWideDtypes,
+      call.is_group_norm() ? "" : ", EK_F8_E4M3 (4), EK_F8_E5M2 (5), EK_I8 (6)");
 }
 
 ek_status check_size(const char* name, int64_t value, int64_t least, const char* why) {
@@ -178,7 +192,7 @@ bool spread(int64_t count, int64_t stride, int64_t extent) {
 
 // Resolves the strides and checks that no two runs overlap and that the last byte can be addressed.
 ek_status set_tensor(const char* name, const ek_tensor& given, const Call& call, Tensor& tensor) {
-  EK_TRY(check_dtype(name, given.dtype));
+  EK_TRY(&tensor == &call.y ? check_y_dtype(given.dtype, call) : check_dtype(name, given.dtype));
   EK_TRY(check_reserved(name, given.reserved));
   tensor.data = static_cast<char*>(given.data);
   tensor.dtype = static_cast<Dtype>(given.dtype);
@@ -344,6 +358,40 @@ ek_status set_residual(const ek_forward_args& args, Call& call) {
   return EK_OK;
 }
 
+// The scale of a y of 8 bits, or where those of its rows go.
+ek_status set_quantization(const ek_forward_args& args, Call& call) {
+  const bool whole = args.y_scale != nullptr, rows = args.y_row_scale != nullptr;
+  if (!call.quantizes()) {
+    const char* name = whole ? "y_scale" : rows ? "y_row_scale" : nullptr;
+    if (name != nullptr) {
+      return invalid("%s is %p, but y.dtype is %" PRId32
+                     ", and only a y of 8 bits has a scale: it must be NULL",
+                     name, whole ? static_cast<const void*>(args.y_scale) : args.y_row_scale,
+                     args.y.dtype);
+    }
+  } else if (whole && rows) {
+    return invalid("y_scale is %p and y_row_scale is %p, but one of them must be NULL",
+                   static_cast<const void*>(args.y_scale),
+                   static_cast<const void*>(args.y_row_scale));
+  } else if (!whole && !rows && call.elements() != 0) {
+    return invalid("y_scale and y_row_scale are NULL, but y.dtype is %" PRId32
+                   ": a y of 8 bits needs one of them",
+                   args.y.dtype);
+  }
+  const double bound = args.y_amax_bound;
+  if (!(bound >= 0) || std::isinf(bound)) {
+    return invalid("y_amax_bound is %g, but must be finite and at least 0 (0 = none)", bound);
+  }
+  if (bound > 0 && !rows) {
+    return invalid("y_amax_bound is %g, but without y_row_scale it must be 0", bound);
+  }
+  call.y_scale = args.y_scale;
+  call.y_row_scale = args.y_row_scale;
+  call.y_amax_bound =
+      bound == 0 ? std::numeric_limits<float>::infinity() : static_cast<float>(bound);
+  return EK_OK;
+}
+
 // Outputs may not touch each other, nor an input, except big outputs that are exactly one of the
 // big inputs.
 template <size_t kOutputs, size_t kInputs>
@@ -371,6 +419,7 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
   EK_TRY(set_required_tensor("x", args.x, call, call.x));
   EK_TRY(set_required_tensor("y", args.y, call, call.y));
   EK_TRY(set_residual(args, call));
+  EK_TRY(set_quantization(args, call));
   EK_TRY(set_vector("weight", args.weight, call.weight));
   EK_TRY(set_vector("bias", args.bias, call.bias));
   if (args.mean != nullptr && !call.centers()) {
@@ -382,10 +431,12 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
   const Region outputs[] = {region_of("y", call.y, call), region_of("sum", call.sum, call),
                             region_of("mean", call.mean, stats_bytes),
-                            region_of("rstd", call.rstd, stats_bytes)};
+                            region_of("rstd", call.rstd, stats_bytes),
+                            region_of("y_row_scale", call.y_row_scale, call.statistics() * 4)};
   const Region inputs[] = {region_of("x", call.x, call), region_of("residual", call.residual, call),
                            region_of("weight", call.weight, call),
-                           region_of("bias", call.bias, call)};
+                           region_of("bias", call.bias, call),
+                           region_of("y_scale", call.y_scale, 4)};
   EK_TRY(check_overlap(outputs[0], inputs[1], false, call));  // y, residual
   return check_overlaps(outputs, inputs, call);
 }
@@ -460,7 +511,9 @@ ek_status validate_workspace(const Call& call, size_t needed, const char* name) 
                            region_of("dweight", call.dweight, call),
                            region_of("dbias", call.dbias, call),
                            region_of("mean", call.mean, stats_bytes),
-                           region_of("rstd", call.rstd, stats_bytes)};
+                           region_of("rstd", call.rstd, stats_bytes),
+                           region_of("y_scale", call.y_scale, 4),
+                           region_of("y_row_scale", call.y_row_scale, call.statistics() * 4)};
   for (const Region& other : others) EK_TRY(check_overlap(workspace, other, false, call));
   return EK_OK;
 }

@@ -112,9 +112,10 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
 void describe(const Call& call, const AnyPlan& planned, Note& note) {
   const Plan& plan = planned.get<Plan>();
   const bool residual = call.residual || call.dsum || call.dresidual;
-  note.set("%s, %s kernels%s, arithmetic in %s, %lld thread%s%s%s",
+  note.set("%s, %s kernels%s%s%s, arithmetic in %s, %lld thread%s%s%s",
            name_of(static_cast<Target>(kChoice.target)), name_of(plan.kind),
-           residual ? " with a residual" : "", name_of(call.compute),
+           residual ? " with a residual" : "", call.quantizes() ? ", y quantized to " : "",
+           call.quantizes() ? name_of(call.y.dtype) : "", name_of(call.compute),
            static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
            plan.split ? ", statistics split over threads" : "",
            plan.stream ? ", streaming stores" : "");

@@ -118,11 +118,12 @@ void set_shape(const Call& call, Plan& plan) {
 }
 
 // By what the norm itself reads and writes: a residual before or behind it does not move a bit of the
-// norm's sums.
+// norm's sums. A y that is to be quantized is float32 first.
 Storage storage_of(const Call& call) {
   const auto all = [&call](Dtype dtype) {
     const auto matches = [dtype](const Tensor& tensor) { return !tensor || tensor.dtype == dtype; };
-    return call.normalized() == dtype && matches(call.y) && matches(call.dy) && matches(call.dx);
+    const bool y = call.quantizes() ? dtype == Dtype::kF32 : matches(call.y);
+    return call.normalized() == dtype && y && matches(call.dy) && matches(call.dx);
   };
   if (call.compute == Dtype::kF64) return all(Dtype::kF64) ? Storage::kF64 : Storage::kMixedF64;
   if (all(Dtype::kF32)) return Storage::kF32;
@@ -157,7 +158,9 @@ void set_threads(const Call& call, Plan& plan) {
                         : plan.kind == Plan::Kind::kPixels ? plan.blocks
                                                            : plan.blocks * plan.groups;
   const int64_t elements_each = items == 0 ? 0 : call.elements() / items;
-  plan.split = threads > 1 && items < 2 * threads && elements_each > 2 * kSlice;
+  // A row whose scale is to be found is not cut up: it would have to be normalized twice.
+  plan.split = threads > 1 && items < 2 * threads && elements_each > 2 * kSlice &&
+               call.y_row_scale == nullptr;
 }
 
 // Streaming stores want whole vectors: every span of the output must start at a multiple of the
@@ -177,6 +180,7 @@ void set_stream(const Call& call, Plan& plan) {
   };
   plan.stream =
       call.activation == EK_ACTIVATION_NONE && call.casting != EK_CASTING_LLAMA &&
+      !call.quantizes() &&
       bytes(call.y) + bytes(call.dx) + bytes(call.dresidual) >= stream_bytes(call, plan) &&
       aligned(call.y) && aligned(call.dx) && aligned(call.dresidual);
   // A sum over x or the residual is in the cache already.
@@ -242,9 +246,13 @@ void set_workspace(const Call& call, Plan& plan) {
                                   : static_cast<size_t>(2 * call.channels) * sizeof(GradientSums);
     plan.scratch_stride = plan.arrays + (behind + 63) / 64 * 64;
     reserve(static_cast<size_t>(plan.shards) * plan.scratch_stride);
-  } else if (plan.keeps_sum(call)) {
+  } else if (plan.kind == Plan::Kind::kRows) {
     const int64_t kept = plan.split ? kSlice : plan.batch * plan.length;
-    plan.scratch_stride = static_cast<size_t>(divide_up(kept * size_of(call.sum.dtype), 64) * 64);
+    const auto rows_of = [kept](Dtype dtype, bool wanted) {
+      return wanted ? static_cast<size_t>(divide_up(kept * size_of(dtype), 64) * 64) : 0;
+    };
+    plan.quantized = rows_of(call.sum.dtype, plan.keeps_sum(call));
+    plan.scratch_stride = plan.quantized + rows_of(Dtype::kF32, call.quantizes());
     reserve(static_cast<size_t>(plan.shards) * plan.scratch_stride);
   }
   plan.total = at == 0 ? 0 : at + 63;

@@ -61,6 +61,7 @@ struct Plan {
   size_t scratch;       // [shards][scratch_stride]
   size_t scratch_stride;
   size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch
+  size_t quantized;  // in a shard's scratch: y that is to be quantized, in float32
   size_t total;
 
   // The sum of x and the residual is kept in scratch while it is normalized.

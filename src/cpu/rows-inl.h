@@ -3,6 +3,8 @@
 // Forward: a row is read for its moments and again, out of the cache, to be normalized. Backward:
 // two rows are read for their sums and the parameter sums, and again for dx.
 //
+// A y of 8 bits is quantized by an epilogue: what is normalized goes to scratch in float32, batch by batch.
+//
 // With a residual, a prologue adds a batch of rows, and their sum takes the place of x. dsum is added
 // where dx is computed, if all types are one. If not, or if there is a dresidual, an epilogue adds it
 // to the gradient of a piece of a row, in L1, and stores it as dx, as dresidual, or both.
@@ -16,6 +18,7 @@
 #endif
 
 #include "cpu/job-inl.h"
+#include "cpu/quantize-inl.h"
 #include "cpu/schedule.h"
 #include "cpu/spans-inl.h"
 
@@ -181,6 +184,44 @@ struct Rows : Job<In> {
     HWY_INLINE const Tensor& tensor(const Call&) const { return stored; }
   };
 
+  // Where the normalized part goes: y, or scratch, if it is to be quantized.
+  struct Output {
+    const Tensor& tensor;
+    int64_t skipped;
+    bool scratch;
+  };
+  Tensor before_quantization(int64_t shard) const {
+    const int64_t length = plan.length;
+    char* const at = this->scratch(shard) + plan.quantized;
+    return {at, Dtype::kF32, length, length * call.inner};
+  }
+
+  // Kernels of other types never have a y that is to be quantized, which is float32 first.
+  static constexpr bool kStoresF32 = !requires { typename In::Stored; } ||
+                                     std::is_same_v<In, Typed<float>>;
+
+  // Normalizes a part as below and quantizes it.
+  template <class Source>
+  HWY_NOINLINE void quantize_parts(const Source& from, int64_t shard, int64_t unit, const Place* at,
+                                   int64_t count, const NormalizerBatch& by, int64_t start,
+                                   int64_t n) const {
+    const Tensor kept = before_quantization(shard);
+    normalize_parts(from, {kept, unit * plan.length + start, true}, at, count, by, start, n);
+    for (int64_t i = 0; i < count; ++i) {
+      const Typed<float> y = Typed<float>(kept.data, Dtype::kF32) + i * plan.length;
+      float scale;
+      if (call.y_row_scale != nullptr) {
+        const float largest = with_eight_bits(
+            call.y.dtype, [](auto format) { return decltype(format)::kLargest; });
+        scale = row_scale_of(amax_bits_of(y, n), call.y_amax_bound, largest);
+        store_scalar(call.y_row_scale, Dtype::kF32, unit + i, scale);
+      } else {
+        std::memcpy(&scale, call.y_scale, sizeof scale);
+      }
+      quantize(y, scale, call.y.dtype, call.y.at(offset(call.y, at[i]) + start), n);
+    }
+  }
+
   // Adds the same part of `count` rows of x and residual, from `unit` on.
   HWY_NOINLINE Sum sum_of(int64_t shard, int64_t unit, const Place* at, int64_t count,
                           int64_t start, int64_t n) const {
@@ -230,7 +271,7 @@ struct Rows : Job<In> {
 
   // Normalizes the same part of `count` statistics.
   template <class Source>
-  void normalize_parts(const Source& from, const Place* at, int64_t count,
+  void normalize_parts(const Source& from, const Output& to, const Place* at, int64_t count,
                        const NormalizerBatch& by, int64_t start, int64_t n) const {
     Compute shift[kBatch], scale[kBatch], offset[kBatch];
     std::copy_n(by.shift, kBatch, shift);
@@ -242,11 +283,12 @@ struct Rows : Job<In> {
       with_spans<kUsual<decltype(cast)>>(
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
             const auto x = spans.of(from.tensor(call), from.skipped);
-            const auto y = spans.of(call.y);
+            const auto y = spans.of(to.tensor, to.skipped);
             const auto weight = this->weight() + start, bias = this->bias() + start;
             for (int64_t i = 0; i < rows; ++i) {
               if (ahead) fetch(x(i) + rows * stride(from.tensor(call)), length);
-              if (ahead && !kStream) fetch<true>(y(i) + rows * stride(call.y), length);
+              if (ahead && !kStream && !to.scratch)
+                fetch<true>(y(i) + rows * stride(call.y), length);
               normalize<kStream, kCenter>(x(i) + start, y(i) + start, length, Scalar(d, shift[i]),
                                           Scalar(d, scale[i]), Scalar(d, offset[i]),
                                           weight + spans.parameters(i), bias + spans.parameters(i),
@@ -285,20 +327,33 @@ struct Rows : Job<In> {
     locate(unit, count, places);
     if (HWY_UNLIKELY(call.residual)) {
       const Sum sum = sum_of(shard, unit, places, count, 0, plan.length);
-      return normalize_batch(sum, unit, places, count);
+      return normalize_batch(sum, shard, unit, places, count);
     }
-    normalize_batch(Input(), unit, places, count);
+    normalize_batch(Input(), shard, unit, places, count);
   }
 
   // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
   // between rows.
   template <class Source>
-  void normalize_batch(const Source& from, int64_t unit, const Place* places, int64_t count) const {
+  void normalize_batch(const Source& from, int64_t shard, int64_t unit, const Place* places,
+                       int64_t count) const {
     MomentsBatch found;
     NormalizerBatch by;
     moments_of(from, places, count, 0, plan.length, found);
     this->finish(unit, count, found, by);
-    normalize_parts(from, places, count, by, 0, plan.length);
+    finish_parts(from, shard, unit, places, count, by, 0, plan.length);
+  }
+
+  // From factors to y.
+  template <class Source>
+  HWY_INLINE void finish_parts(const Source& from, int64_t shard, int64_t unit, const Place* at,
+                               int64_t count, const NormalizerBatch& by, int64_t start,
+                               int64_t n) const {
+    if constexpr (kStoresF32) {
+      if (HWY_UNLIKELY(call.quantizes()))
+        return quantize_parts(from, shard, unit, at, count, by, start, n);
+    }
+    normalize_parts(from, {call.y, 0, false}, at, count, by, start, n);
   }
 
   void forward_split(int64_t units) const {
@@ -326,10 +381,10 @@ struct Rows : Job<In> {
           found.set(0, pieces[unit * slices()]);
           this->finish(unit, 1, found, by, slice == 0);
           const Place at = place(unit);
-          if (!call.residual) return normalize_parts(Input(), &at, 1, by, start, n);
+          if (!call.residual) return finish_parts(Input(), shard, unit, &at, 1, by, start, n);
           // A sum that is stored is not added again: it may lie over x.
           const Sum sum = call.sum ? Sum{call.sum} : sum_of(shard, unit, &at, 1, start, n);
-          normalize_parts(sum, &at, 1, by, start, n);
+          finish_parts(sum, shard, unit, &at, 1, by, start, n);
         });
   }
 

@@ -262,7 +262,7 @@ struct Any {
       case Dtype::kF64:
         if constexpr (sizeof(Compute) == 8) return visit(reinterpret_cast<double*>(data) + i);
         break;
-      case Dtype::kF32:
+      default:  // what has 8 bits is no operand
         break;
     }
     return visit(reinterpret_cast<float*>(data) + i);

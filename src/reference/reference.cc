@@ -116,7 +116,36 @@ double input(const Call& call, const Element& e) {
   return call.sum.dtype == Dtype::kF64 ? sum : round_to(call.sum.dtype, round_to(Dtype::kF32, sum));
 }
 
+// y in 8 bits.
+class Quantizer {
+ public:
+  explicit Quantizer(const Call& call)
+      : call_(call), inverse_(call.y_scale != nullptr ? 1 / load(call.y_scale) : 0) {}
+
+  bool has_row_scales() const { return call_.y_row_scale != nullptr; }
+  void see(double y) { amax_ = std::max(amax_, magnitude_bits(static_cast<float>(y))); }
+  void finish_row(int64_t row) {
+    const float largest = with_eight_bits(
+        call_.y.dtype, [](auto format) { return decltype(format)::kLargest; });
+    const float scale = row_scale_of(amax_, call_.y_amax_bound, largest);
+    store_scalar(call_.y_row_scale, Dtype::kF32, row, scale);
+    inverse_ = 1 / scale;
+    amax_ = 0;
+  }
+  double scaled(double y) const { return static_cast<float>(y) * inverse_; }
+
+ private:
+  static float load(const float* from) {
+    return static_cast<float>(load_scalar(from, Dtype::kF32));
+  }
+
+  const Call& call_;
+  float inverse_;
+  uint32_t amax_ = 0;
+};
+
 ek_status forward(const Call& call) {
+  Quantizer quantizer(call);
   const int64_t length = unit_length(call);
   for (int64_t unit = 0; unit < call.statistics(); ++unit) {
     double mean = 0;
@@ -131,13 +160,22 @@ ek_status forward(const Call& call) {
     }
     variance /= static_cast<double>(length);
     const double rstd = 1 / std::sqrt(variance + call.eps);
+    const auto y_of = [&](const Element& e, double value) {
+      const double normalized = cast(call, (value - mean) * rstd);
+      return activate(call.activation, normalized * weight_of(call, e) + bias_of(call, e));
+    };
+    if (quantizer.has_row_scales()) {
+      for (int64_t k = 0; k < length; ++k) {
+        const Element e = element(call, unit, k);
+        quantizer.see(y_of(e, input(call, e)));
+      }
+      quantizer.finish_row(unit);
+    }
     for (int64_t k = 0; k < length; ++k) {
       const Element e = element(call, unit, k);
-      const double value = input(call, e);
-      const double normalized = cast(call, (value - mean) * rstd);
-      const double z = normalized * weight_of(call, e) + bias_of(call, e);
+      const double value = input(call, e), y = y_of(e, value);
       if (call.sum) e.set(call.sum, value);  // over x or residual, perhaps
-      e.set(call.y, activate(call.activation, z));
+      e.set(call.y, call.quantizes() ? quantizer.scaled(y) : y);
     }
     if (call.mean != nullptr) store_scalar(call.mean, call.stats, unit, mean);
     if (call.rstd != nullptr) store_scalar(call.rstd, call.stats, unit, rstd);

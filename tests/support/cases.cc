@@ -26,6 +26,11 @@ const Names<ek_op> kOps = {
     {"layer_norm", EK_LAYER_NORM}, {"rms_norm", EK_RMS_NORM}, {"group_norm", EK_GROUP_NORM}};
 const Names<ek_dtype> kDtypes = {
     {"f32", EK_F32}, {"f64", EK_F64}, {"f16", EK_F16}, {"bf16", EK_BF16}};
+const Names<ek_dtype> kYDtypes = {{"f32", EK_F32},         {"f64", EK_F64},
+                                  {"f16", EK_F16},         {"bf16", EK_BF16},
+                                  {"e4m3", EK_F8_E4M3},    {"e5m2", EK_F8_E5M2},
+                                  {"i8", EK_I8}};
+const Names<Scale> kScales = {{"rows", Scale::kRows}, {"tensor", Scale::kTensor}};
 const Names<ek_layout> kLayouts = {{"nchw", EK_NCHW}, {"nhwc", EK_NHWC}};
 const Names<ek_casting> kCastings = {
     {"none", EK_CASTING_NONE}, {"llama", EK_CASTING_LLAMA}, {"gemma", EK_CASTING_GEMMA}};
@@ -151,7 +156,10 @@ const std::vector<Key>& keys() {
         integer_key("groups", &Case::groups),
         word_key("layout", kLayouts, &Case::layout),
         dtype_key("x", &Case::x, false),
-        dtype_key("y", &Case::y, false),
+        {"y", [](Case& c, const std::string& word) { c.y.dtype = find(kYDtypes, word); },
+         [](const Case& c) { return std::string(support::print(kYDtypes, c.y.dtype)); }},
+        word_key("scale", kScales, &Case::scale),
+        number_key("amax_bound", &Case::amax_bound),
         dtype_key("dy", &Case::dy, false),
         dtype_key("dx", &Case::dx, true),
         dtype_key("residual", &Case::residual, true),
@@ -219,7 +227,8 @@ void resolve(Case& c, const std::set<std::string>& given) {
   if (unset("sum")) c.sum.present = c.residual.present;
   if (unset("sum") || !c.sum.present) c.sum.dtype = sum_over_x ? c.x.dtype : c.residual.dtype;
   if (unset("y")) c.y.dtype = c.x.dtype;
-  if (unset("dy")) c.dy.dtype = c.y.dtype;
+  if (unset("dy")) c.dy.dtype = quantizes(c) ? c.x.dtype : c.y.dtype;
+  if (unset("pass") && quantizes(c)) c.backward = false;
   if (unset("dx")) {
     c.dx.dtype = c.in_place == InPlace::kDy ? c.dy.dtype : sum_over_x ? c.dsum.dtype : c.x.dtype;
   }
@@ -267,6 +276,13 @@ void check(const Case& c, const std::set<std::string>& given) {
   for (const char* key : {"inner_rows", "residual", "sum", "dsum", "dresidual"}) {
     if (group) named(key, refuse);
   }
+  if (group && quantizes(c)) throw CaseError("y: group norm does not quantize");
+  if (c.backward && quantizes(c)) throw CaseError("pass: a quantized y has no gradient");
+  if (!quantizes(c)) {
+    for (const char* key : {"scale", "amax_bound"}) named(key, refuse);
+  }
+  if (c.amax_bound != 0 && c.scale == Scale::kTensor)
+    throw CaseError("amax_bound: only scales of rows have one");
   if (c.sum.present && !c.residual.present) throw CaseError("sum: there is none without residual");
   if (group && (c.groups < 1 || c.channels % c.groups != 0)) {
     throw CaseError("groups: it must divide channels");
@@ -436,6 +452,8 @@ bool computes_in_f64(const Case& c, bool backward) {
                                 : wide(c.y) || wide(c.x) || wide(c.residual);
   return tensors || wide(normalized(c)) || wide(c.weight) || wide(c.bias);
 }
+
+bool quantizes(const Case& c) { return size_of(c.y.dtype) == 1; }
 
 ek_problem problem_of(const Case& c) {
   ek_problem problem = EK_PROBLEM_INIT;

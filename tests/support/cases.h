@@ -13,6 +13,9 @@
 // x               f32 f64 f16 bf16               f32
 // y, dx           a type; dx also none           x's
 // dy              a type                         y's
+//                 y also e4m3 e5m2 i8: quantized; row norms, forward only
+// scale           tensor rows: of a y of 8 bits  rows
+// amax_bound      number, with scale=rows        0: none
 // residual        a type or none; row norms      none
 // sum             a type or none: not stored     residual's
 // dsum dresidual  a type or none; row norms      none
@@ -59,6 +62,9 @@ enum class Values {
   kHuge,          // x: about 1e15; f16: 2e4
 };
 
+// Of a y of 8 bits: one for all of it, or one of each row, which the call computes.
+enum class Scale { kRows, kTensor };
+
 enum class InPlace { kNone, kDy, kX, kResidual, kSum };
 
 struct TensorSpec {
@@ -85,6 +91,8 @@ struct Case {
   ek_casting casting = EK_CASTING_NONE;
   ek_activation activation = EK_ACTIVATION_NONE;
   TensorSpec x, y, dy, dx;
+  Scale scale = Scale::kRows;
+  double amax_bound = 0;
   TensorSpec residual = kAbsent, sum = kAbsent, dsum = kAbsent, dresidual = kAbsent;
   VectorSpec weight, bias, dweight, dbias;
   bool mean = true, rstd = true;
@@ -122,6 +130,9 @@ TensorSpec normalized(const Case& c);
 
 // Whether the arithmetic is in float64 (ek_problem), going forward or backward.
 bool computes_in_f64(const Case& c, bool backward);
+
+// Whether y has 8 bits.
+bool quantizes(const Case& c);
 
 ek_problem problem_of(const Case& c);
 

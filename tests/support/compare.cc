@@ -7,6 +7,7 @@
 
 #include "support/bounds.h"
 #include "support/half.h"
+#include "support/quantized.h"
 
 namespace evenkeel::support {
 namespace {
@@ -178,6 +179,10 @@ Accuracy compare_backward(const Problem& result, const Problem& oracle) {
 Accuracy check_forward(Problem& problem, const Runner& runner) {
   Accuracy failed;
   if (failed.failure = problem.forward(runner); !failed.failure.empty()) return failed;
+  if (quantizes(problem.spec())) {
+    failed.failure = check_quantized(problem, runner);
+    return failed;
+  }
   Problem oracle = make_oracle(problem);
   if (failed.failure = oracle.forward(kReference); !failed.failure.empty()) return failed;
   return compare_forward(problem, oracle);

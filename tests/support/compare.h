@@ -34,7 +34,8 @@ Problem make_oracle(const Problem& problem);
 Accuracy compare_forward(const Problem& result, const Problem& oracle);
 Accuracy compare_backward(const Problem& result, const Problem& oracle);
 
-// Runs problem and oracle and compares. The failure also tells of failed runs and damaged guards.
+// Runs problem and oracle and compares. A quantized y is compared with the quantization of what the same runner gives
+// in float32, bit by bit. The failure also tells of failed runs and damaged guards.
 // check_backward() uses the problem's saved statistics.
 Accuracy check_forward(Problem& problem, const Runner& runner);
 Accuracy check_backward(Problem& problem, const Runner& runner);

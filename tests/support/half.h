@@ -37,10 +37,21 @@ constexpr Format format_of(ek_dtype dtype) {
                             : kFormatF64;
 }
 
-constexpr size_t size_of(ek_dtype dtype) { return dtype == EK_F64 ? 8 : dtype == EK_F32 ? 4 : 2; }
+constexpr size_t size_of(ek_dtype dtype) {
+  return dtype == EK_F64                       ? 8
+         : dtype == EK_F32                     ? 4
+         : dtype == EK_F16 || dtype == EK_BF16 ? 2
+                                               : 1;
+}
 
 constexpr const char* name_of(ek_dtype dtype) {
-  return dtype == EK_F16 ? "f16" : dtype == EK_BF16 ? "bf16" : dtype == EK_F32 ? "f32" : "f64";
+  return dtype == EK_F16       ? "f16"
+         : dtype == EK_BF16    ? "bf16"
+         : dtype == EK_F32     ? "f32"
+         : dtype == EK_F64     ? "f64"
+         : dtype == EK_F8_E4M3 ? "e4m3"
+         : dtype == EK_F8_E5M2 ? "e5m2"
+                               : "i8";
 }
 
 // 2^exponent, for exponents of normal doubles.
@@ -133,7 +144,7 @@ inline double load(ek_dtype dtype, const void* address) {
     case EK_F32:
       std::memcpy(&single, address, 4);
       return single;
-    case EK_F64:
+    default:  // f64; types of 8 bits are in quantized.h
       break;
   }
   std::memcpy(&value, address, 8);
@@ -156,7 +167,7 @@ inline void store(ek_dtype dtype, void* address, double value) {
       single = static_cast<float>(value);
       std::memcpy(address, &single, 4);
       return;
-    case EK_F64:
+    default:
       break;
   }
   std::memcpy(address, &value, 8);
@@ -178,7 +189,7 @@ inline void load_span(ek_dtype dtype, const void* address, int64_t count, double
       return each(std::integral_constant<ek_dtype, EK_BF16>());
     case EK_F32:
       return each(std::integral_constant<ek_dtype, EK_F32>());
-    case EK_F64:
+    default:
       return each(std::integral_constant<ek_dtype, EK_F64>());
   }
 }

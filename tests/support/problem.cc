@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "support/half.h"
+#include "support/quantized.h"
 #include "support/values.h"
 
 namespace evenkeel::support {
@@ -138,6 +139,11 @@ void Problem::allocate() {
   rstd_ = make_vector(c, statistics, c.rstd, units);
   saved_mean_ = make_vector(c, statistics, has_mean, units);
   saved_rstd_ = make_vector(c, statistics, true, units);
+  if (quantizes(c)) {
+    y_scale_ = make_vector(c, EK_F32, c.scale == Scale::kTensor, 1);
+    row_scale_ = make_vector(c, EK_F32, c.scale == Scale::kRows, units);
+    if (y_scale_) store(EK_F32, y_scale_.data(), static_cast<double>(tensor_scale(c.y.dtype)));
+  }
   if (!c.backward) return;
   dx_ = make_tensor(c, c.dx);
   dresidual_ = make_tensor(c, c.dresidual);
@@ -163,6 +169,9 @@ void Problem::bind() {
   forward_args_.bias = vector_of(c.bias, inputs_->bias);
   forward_args_.mean = mean_.data();
   forward_args_.rstd = rstd_.data();
+  forward_args_.y_scale = reinterpret_cast<const float*>(y_scale_.data());
+  forward_args_.y_row_scale = reinterpret_cast<float*>(row_scale_.data());
+  forward_args_.y_amax_bound = c.amax_bound;
   backward_args_ = EK_BACKWARD_ARGS_INIT;
   const Buffer& x = c.residual.present ? inputs_->sum : inputs_->x;
   backward_args_.dy = tensor_of(c.dy, input(inputs_->dy, InPlace::kDy, dx_));
@@ -184,7 +193,7 @@ void Problem::reset(bool backward) {
   if (backward) {
     for (Buffer* output : {&dx_, &dresidual_, &dweight_, &dbias_}) output->poison();
   } else {
-    for (Buffer* output : {&y_, &sum_, &mean_, &rstd_}) output->poison();
+    for (Buffer* output : {&y_, &sum_, &mean_, &rstd_, &row_scale_}) output->poison();
   }
   const Buffer& x = case_.residual.present ? inputs_->sum : inputs_->x;
   switch (case_.in_place) {
@@ -274,6 +283,8 @@ std::string Problem::check_memory(bool backward) const {
                                                            {"sum", &sum_},
                                                            {"mean", &mean_},
                                                            {"rstd", &rstd_},
+                                                           {"y_scale", &y_scale_},
+                                                           {"y_row_scale", &row_scale_},
                                                            {"saved mean", &saved_mean_},
                                                            {"saved rstd", &saved_rstd_},
                                                            {"dx", &dx_},
@@ -335,6 +346,8 @@ const Buffer& Problem::buffer(Vector vector) const {
       return rstd_;
     case Vector::kSavedMean:
       return saved_mean_;
+    case Vector::kRowScale:
+      return row_scale_;
     case Vector::kSavedRstd:
       break;
   }
@@ -381,6 +394,8 @@ ek_dtype Problem::dtype(Vector vector) const {
       return case_.dweight.dtype;
     case Vector::kDbias:
       return case_.dbias.dtype;
+    case Vector::kRowScale:
+      return EK_F32;
     default:
       return statistics_dtype(case_);
   }

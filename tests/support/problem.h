@@ -31,7 +31,17 @@ inline constexpr Runner kReference{"reference", 1, nullptr};
 
 // kNormalized: x, or where there is a residual, the sum as the tests find it.
 enum class Tensor { kX, kY, kDy, kDx, kResidual, kSum, kDsum, kDresidual, kNormalized };
-enum class Vector { kWeight, kBias, kDweight, kDbias, kMean, kRstd, kSavedMean, kSavedRstd };
+enum class Vector {
+  kWeight,
+  kBias,
+  kDweight,
+  kDbias,
+  kMean,
+  kRstd,
+  kSavedMean,
+  kSavedRstd,
+  kRowScale
+};
 
 struct Inputs {
   Buffer x, dy, weight, bias;
@@ -87,7 +97,7 @@ class Problem {
   std::shared_ptr<const Inputs> inputs_;
   // In place y_ also holds x, dx_ holds dy or x, and so on.
   Buffer y_, dx_, dweight_, dbias_, mean_, rstd_, saved_mean_, saved_rstd_, workspace_;
-  Buffer sum_, dresidual_;
+  Buffer sum_, dresidual_, y_scale_, row_scale_;
   ek_problem problem_;
   ek_forward_args forward_args_;
   ek_backward_args backward_args_;

@@ -64,6 +64,13 @@ void random_outputs(Random& random, Case& c) {
   c.dx.present = (!c.dweight.present && !c.dbias.present) || !random.chance(5);
 }
 
+void random_quantization(Random& random, Case& c) {
+  c.y.dtype = std::array{EK_F8_E4M3, EK_F8_E5M2, EK_I8}[static_cast<size_t>(random.below(3))];
+  c.backward = false;
+  c.scale = random.chance(2) ? Scale::kRows : Scale::kTensor;
+  if (c.scale == Scale::kRows && random.chance(3)) c.amax_bound = random.chance(2) ? 2 : 1e-3;
+}
+
 // A residual, and what goes with it backward.
 void random_residual(Random& random, Case& c, int64_t outer, int64_t inner, int64_t width) {
   const auto wide = [](const TensorSpec& spec) { return spec.present && spec.dtype == EK_F64; };
@@ -136,6 +143,8 @@ Case random_case(Random& random, int64_t max_elements) {
   }
   if (random.chance(3)) c.misalign = random.below(64);
   c.values = random_values(random);
+  if (c.op != EK_GROUP_NORM && c.in_place == InPlace::kNone && random.chance(5))
+    random_quantization(random, c);
   constexpr double kEps[] = {1e-5, 1e-6, 1e-12, 1e-3, 1};
   // A variance that underflows or is zero needs an eps that does not.
   const bool ordinary = c.values == Values::kNormal;
