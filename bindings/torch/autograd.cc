@@ -198,7 +198,7 @@ auto make_node() {
 }  // namespace
 
 Result differentiable_forward(const ForwardCall& call) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics, added] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added, _] = call;
   const bool tangents = has_tangent(x) || has_tangent(weight) || has_tangent(bias) ||
                         (added && has_tangent(added->residual));
   const bool recording = !tangents && at::GradMode::is_enabled();
@@ -236,6 +236,22 @@ Result differentiable_forward(const ForwardCall& call) {
   node->mean = SavedVariable(result.mean, /*is_output=*/false);
   node->rstd = SavedVariable(result.rstd, /*is_output=*/false);
   return result;
+}
+
+Result refused_forward(const ForwardCall& call) {
+  const auto refuse = [](const char* name, const MaybeTensor& tensor) {
+    const bool wants = has_tangent(tensor) || (at::GradMode::is_enabled() && requires_grad(tensor));
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !wants, "evenkeel: a quantized norm has no gradient, but ", name,
+        " requires one: call it under torch.no_grad() or torch.inference_mode()");
+  };
+  refuse("x", call.x);
+  refuse("weight", call.weight);
+  refuse("bias", call.bias);
+  refuse("scale", call.quantized->scale);
+  if (call.added) refuse("residual", call.added->residual);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_forward(call);
 }
 
 Gradients differentiable_backward(const BackwardCall& call) {

@@ -28,6 +28,12 @@ int32_t dtype_of(at::ScalarType type) {
       return EK_F16;
     case at::kBFloat16:
       return EK_BF16;
+    case at::kFloat8_e4m3fn:
+      return EK_F8_E4M3;
+    case at::kFloat8_e5m2:
+      return EK_F8_E5M2;
+    case at::kChar:
+      return EK_I8;
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(false, "evenkeel: no kernel for ", type,
                                   "; allowed are float64, float32, float16 and bfloat16");
@@ -293,7 +299,7 @@ at::ScalarType statistics_dtype(const ForwardCall& call) {
 
 // The results without values.
 Result empty_results(const ForwardCall& call, bool real) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics, added] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized] = call;
   const Memory memory{x, real};
   const at::ScalarType type = statistics_dtype(call);
   Result result;
@@ -308,6 +314,14 @@ Result empty_results(const ForwardCall& call, bool real) {
   result.mean = statistics && norm.centers() ? memory.make(result.rstd.sym_sizes(), type)
                                              : memory.nothing(type);
   if (added) result.sum = memory.rows(norm, added->sum_dtype);
+  if (quantized && !given(quantized->scale)) {
+    // As a reduction that keeps its dimensions: (..., 1).
+    c10::SmallVector<c10::SymInt, 5> sizes(x.sym_sizes().begin(), x.sym_sizes().end());
+    std::fill(sizes.end() - norm.span, sizes.end(), 1);
+    result.row_scale = memory.make(sizes, at::kFloat);
+  } else if (quantized) {
+    result.row_scale = memory.nothing(at::kFloat);
+  }
   return result;
 }
 
@@ -349,11 +363,12 @@ Result meta_forward(const ForwardCall& call) { return empty_results(call, /*real
 Gradients meta_backward(const BackwardCall& call) { return empty_gradients(call, /*real=*/false); }
 
 Result run_forward(const ForwardCall& call) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics, added] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized] = call;
   Result result = empty_results(call, /*real=*/true);
   if (x.numel() == 0) {
     result.mean.zero_();
     result.rstd.zero_();
+    if (quantized) result.row_scale.fill_(std::numeric_limits<float>::min());
     return result;
   }
   const Shape shape(x, norm, {added ? &added->residual : nullptr});
@@ -374,6 +389,12 @@ Result run_forward(const ForwardCall& call) {
     sum = shape.target(result.sum, norm);
     args.residual = residual.view;
     args.sum = sum.view;
+  }
+  if (quantized && given(quantized->scale)) {
+    args.y_scale = static_cast<const float*>(address_of(*quantized->scale));
+  } else if (quantized) {
+    args.y_row_scale = static_cast<float*>(address_of(result.row_scale));
+    args.y_amax_bound = quantized->amax_bound;
   }
   Execution(x).run(x, shape.problem, args, ek_prepare_forward);
   Shape::finish(to, result.y);

@@ -35,9 +35,9 @@ struct Norm {
   bool centers() const;
 };
 
-// sum and dresidual: undefined without a residual.
+// sum and dresidual: undefined without a residual. row_scale: undefined unless y is quantized, and empty with a scale.
 struct Result {
-  Tensor y, mean, rstd, sum;
+  Tensor y, mean, rstd, sum, row_scale{};
 };
 
 struct Gradients {
@@ -57,6 +57,12 @@ struct AddedGradient {
   at::ScalarType x_dtype, residual_dtype;
 };
 
+// How y is quantized: by a scale, or by one for each row. amax_bound: 0 for none.
+struct Quantized {
+  const MaybeTensor& scale;
+  double amax_bound;
+};
+
 // The arguments of the internal operators. The tensors are the caller's.
 struct ForwardCall {
   const Tensor& x;
@@ -66,6 +72,7 @@ struct ForwardCall {
   at::ScalarType out_dtype;
   bool statistics;  // whether mean and rstd are wanted
   std::optional<Added> added = std::nullopt;
+  std::optional<Quantized> quantized = std::nullopt;  // out_dtype has 8 bits
 
   // Of what is normalized.
   at::ScalarType normalized_dtype() const { return added ? added->sum_dtype : x.scalar_type(); }
@@ -102,6 +109,7 @@ Gradients formula_backward(const BackwardCall&);
 // autograd.cc: below them are the dispatcher's kernels.
 Result differentiable_forward(const ForwardCall&);
 Gradients differentiable_backward(const BackwardCall&);
+Result refused_forward(const ForwardCall&);  // of a quantized y: refuses what wants a gradient
 
 // ops.cc: the internal operators, by way of the dispatcher.
 Result call_forward(const ForwardCall&);

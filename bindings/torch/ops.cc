@@ -36,6 +36,13 @@ constexpr const char* kAddBackward =
     "bool[4] wanted, Tensor? dsum, ScalarType x_dtype, ScalarType residual_dtype) "
     "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dresidual)";
 
+// y in 8 bits, forward only. scale_of_rows is empty with a scale, and sum without a residual.
+constexpr const char* kQuantizedForward =
+    "quantized_forward(Tensor x, Tensor? weight, Tensor? bias, int op, int span, float eps, "
+    "int activation, int casting, float weight_offset, ScalarType out_dtype, Tensor? scale, "
+    "float amax_bound, Tensor? residual, ScalarType sum_dtype) "
+    "-> (Tensor y, Tensor scale_of_rows, Tensor sum)";
+
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
@@ -50,6 +57,10 @@ using AddForward = Four(const Tensor&, const MaybeTensor&, const MaybeTensor&, i
 using AddBackward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
                          const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t, int64_t,
                          double, Wanted, const MaybeTensor&, at::ScalarType, at::ScalarType);
+
+using QuantizedForward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t,
+                               int64_t, double, int64_t, int64_t, double, at::ScalarType,
+                               const MaybeTensor&, double, const MaybeTensor&, at::ScalarType);
 
 // A forward operator of the schema above, made of one with a ForwardCall.
 template <auto kRun>
@@ -90,6 +101,20 @@ Four add_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& 
                               statistics,
                               Added{residual, sum_dtype}});
   return {std::move(r.y), std::move(r.mean), std::move(r.rstd), std::move(r.sum)};
+}
+
+template <auto kRun>
+Three quantized_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                        int64_t op, int64_t span, double eps, int64_t activation, int64_t casting,
+                        double weight_offset, at::ScalarType out_dtype, const MaybeTensor& scale,
+                        double amax_bound, const MaybeTensor& residual, at::ScalarType sum_dtype) {
+  ForwardCall call{x,         weight, bias, {op, span, eps, activation, casting, weight_offset},
+                   out_dtype, false};
+  if (given(residual)) call.added.emplace(Added{*residual, sum_dtype});
+  call.quantized.emplace(Quantized{scale, amax_bound});
+  Result r = kRun(call);
+  if (!r.sum.defined()) r.sum = at::empty_symint({0}, x.options().dtype(sum_dtype));
+  return {std::move(r.y), std::move(r.row_scale), std::move(r.sum)};
 }
 
 template <auto kRun>
@@ -340,6 +365,73 @@ Tensor group_norm_of_images(const Tensor& x, int64_t num_groups, const MaybeTens
       .y;
 }
 
+// ---- the quantized ones ----
+
+void check_quantization(const Tensor& x, at::ScalarType dtype, const MaybeTensor& scale,
+                        const std::optional<double>& amax_bound) {
+  TORCH_CHECK_VALUE(dtype == at::kFloat8_e4m3fn || dtype == at::kFloat8_e5m2 || dtype == at::kChar,
+                    text("dtype must be float8_e4m3fn, float8_e5m2 or int8, but is ", dtype));
+  if (given(scale)) {
+    TORCH_CHECK_VALUE(scale->scalar_type() == at::kFloat,
+                      text("scale must be float32, but is ", scale->scalar_type()));
+    TORCH_CHECK_VALUE(scale->sym_numel() == 1,
+                      text("scale must have one element, but has the shape ", scale->sym_sizes()));
+    TORCH_CHECK(scale->device() == x.device(),
+                text("Expected all tensors on one device: scale is on ", scale->device(),
+                     ", but x is on ", x.device()));
+  }
+  if (!amax_bound) return;
+  TORCH_CHECK_VALUE(*amax_bound > 0 && std::isfinite(*amax_bound),
+                    text("amax_bound must be positive and finite, but is ", *amax_bound));
+  TORCH_CHECK_VALUE(!given(scale),
+                    text("amax_bound is ", *amax_bound,
+                         ", but bounds the scales of rows only: there must be no scale"));
+}
+
+Three run_quantized(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                    const Norm& norm, at::ScalarType dtype, const MaybeTensor& scale,
+                    const std::optional<double>& amax_bound, const MaybeTensor& residual,
+                    const std::optional<at::ScalarType>& sum_dtype) {
+  check_quantization(x, dtype, scale, amax_bound);
+  TORCH_CHECK_VALUE(given(residual) || !sum_dtype,
+                    text("sum_dtype is ", sum_dtype.value_or(at::kFloat),
+                         ", but there is no residual to add to x"));
+  ForwardCall call{x, weight, bias, norm, dtype, /*statistics=*/false};
+  if (given(residual)) call.added.emplace(checked_residual(x, *residual, sum_dtype));
+  call.quantized.emplace(Quantized{scale, amax_bound.value_or(0)});
+  Result r = call_forward(call);
+  return {std::move(r.y), std::move(r.row_scale), std::move(r.sum)};
+}
+
+Three quantized_layer_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                                   at::ScalarType dtype, const MaybeTensor& scale,
+                                   std::optional<double> amax_bound,
+                                   std::optional<c10::string_view> activation, double weight_offset,
+                                   const MaybeTensor& residual,
+                                   std::optional<at::ScalarType> sum_dtype) {
+  const Norm norm =
+      checked_layer_norm(x, normalized_shape, weight, bias, eps, activation, weight_offset);
+  return run_quantized(x, weight, bias, norm, dtype, scale, amax_bound, residual, sum_dtype);
+}
+
+Three quantized_rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                                 const MaybeTensor& weight, std::optional<double> eps,
+                                 at::ScalarType dtype, const MaybeTensor& scale,
+                                 std::optional<double> amax_bound,
+                                 std::optional<c10::string_view> activation, double weight_offset,
+                                 std::optional<c10::string_view> casting,
+                                 const MaybeTensor& residual,
+                                 std::optional<at::ScalarType> sum_dtype) {
+  const at::ScalarType normalized =
+      sum_dtype.value_or(given(residual) ? residual->scalar_type() : x.scalar_type());
+  const Norm norm =
+      checked_rms_norm(x, normalized_shape, weight, eps.value_or(default_eps(normalized)),
+                       activation, weight_offset, casting);
+  return run_quantized(x, weight, std::nullopt, norm, dtype, scale, amax_bound, residual,
+                       sum_dtype);
+}
+
 // ---- autocast ----
 
 // Under autocast x and the parameters are read as they come, and y is written in autocast's type:
@@ -377,6 +469,18 @@ auto find(const char* name) {
   return {std::move(y), std::move(mean), std::move(rstd), std::move(sum)};
 }
 
+[[gnu::noinline]] Result call_quantized_forward(const ForwardCall& call) {
+  static const auto op = find<QuantizedForward>("evenkeel::quantized_forward");
+  const Norm& norm = call.norm;
+  const MaybeTensor residual =
+      call.added ? MaybeTensor(call.added->residual) : MaybeTensor(std::nullopt);
+  auto [y, row_scale, sum] = op.call(
+      call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation, norm.casting,
+      norm.weight_offset, call.out_dtype, call.quantized->scale, call.quantized->amax_bound,
+      residual, call.added ? call.added->sum_dtype : call.x.scalar_type());
+  return {std::move(y), Tensor(), Tensor(), std::move(sum), std::move(row_scale)};
+}
+
 [[gnu::noinline]] Gradients call_add_backward(const BackwardCall& call) {
   static const auto op = find<AddBackward>("evenkeel::add_backward");
   const Norm& norm = call.norm;
@@ -390,6 +494,7 @@ auto find(const char* name) {
 }  // namespace
 
 Result call_forward(const ForwardCall& call) {
+  if (call.quantized) return call_quantized_forward(call);
   if (call.added) return call_add_forward(call);
   static const auto op = find<Forward>("evenkeel::forward");
   const Norm& norm = call.norm;
@@ -455,7 +560,7 @@ WithSum add_rms_norm(const Tensor& x, const Tensor& residual, c10::SymIntArrayRe
 }
 
 TORCH_LIBRARY(evenkeel, m) {
-  for (const char* schema : {kForward, kBackward, kAddForward, kAddBackward})
+  for (const char* schema : {kForward, kBackward, kAddForward, kAddBackward, kQuantizedForward})
     m.def(schema, {at::Tag::pt2_compliant_tag});
   m.def(
       "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
@@ -466,6 +571,19 @@ TORCH_LIBRARY(evenkeel, m) {
       "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, *, "
       "str? activation=None, float weight_offset=0., str? casting=None, "
       "ScalarType? out_dtype=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "layer_norm_quantized(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, "
+      "Tensor? bias=None, float eps=1e-05, *, ScalarType dtype, Tensor? scale=None, "
+      "float? amax_bound=None, str? activation=None, float weight_offset=0., "
+      "Tensor? residual=None, ScalarType? sum_dtype=None) "
+      "-> (Tensor y, Tensor scale_of_rows, Tensor sum)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "rms_norm_quantized(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, "
+      "float? eps=None, *, ScalarType dtype, Tensor? scale=None, float? amax_bound=None, "
+      "str? activation=None, float weight_offset=0., str? casting=None, Tensor? residual=None, "
+      "ScalarType? sum_dtype=None) -> (Tensor y, Tensor scale_of_rows, Tensor sum)",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "group_norm(Tensor x, int num_groups, Tensor? weight=None, Tensor? bias=None, "
@@ -496,13 +614,22 @@ EVENKEEL_KERNELS(CUDA, run_forward, run_backward)
 EVENKEEL_KERNELS(Meta, meta_forward, meta_backward)
 EVENKEEL_KERNELS(Autograd, differentiable_forward, differentiable_backward)
 
-#define EVENKEEL_COMPOSED(key)                         \
-  TORCH_LIBRARY_IMPL(evenkeel, key, m) {               \
-    m.impl("layer_norm", &layer_norm_of_rows);         \
-    m.impl("rms_norm", &rms_norm_of_rows);             \
-    m.impl("group_norm", &group_norm_of_images);       \
-    m.impl("add_layer_norm", &add_layer_norm_of_rows); \
-    m.impl("add_rms_norm", &add_rms_norm_of_rows);     \
+#define EVENKEEL_QUANTIZED(key, run) \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) { m.impl("quantized_forward", &quantized_forward<run>); }
+EVENKEEL_QUANTIZED(CPU, run_forward)
+EVENKEEL_QUANTIZED(CUDA, run_forward)
+EVENKEEL_QUANTIZED(Meta, meta_forward)
+EVENKEEL_QUANTIZED(Autograd, refused_forward)
+
+#define EVENKEEL_COMPOSED(key)                                     \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                           \
+    m.impl("layer_norm", &layer_norm_of_rows);                     \
+    m.impl("rms_norm", &rms_norm_of_rows);                         \
+    m.impl("group_norm", &group_norm_of_images);                   \
+    m.impl("add_layer_norm", &add_layer_norm_of_rows);             \
+    m.impl("add_rms_norm", &add_rms_norm_of_rows);                 \
+    m.impl("layer_norm_quantized", &quantized_layer_norm_of_rows); \
+    m.impl("rms_norm_quantized", &quantized_rms_norm_of_rows);     \
   }
 EVENKEEL_COMPOSED(CompositeImplicitAutograd)
 EVENKEEL_COMPOSED(FuncTorchBatchedDecomposition)  // under vmap

@@ -9,6 +9,7 @@ benchmarks load libraries of their own choice.
 import ctypes
 
 DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 3}
+QUANTIZED = {"e4m3": 4, "e5m2": 5, "i8": 6}  # y's alone
 OPS = {"layer_norm": 0, "rms_norm": 1, "group_norm": 2}
 LAYOUTS = {"nchw": 0, "nhwc": 1}
 CASTINGS = {"none": 0, "llama": 1, "gemma": 2}
@@ -52,6 +53,9 @@ class ForwardArgs(ctypes.Structure):
         ("rstd", ctypes.c_void_p),
         ("residual", Tensor),
         ("sum", Tensor),
+        ("y_scale", ctypes.c_void_p),
+        ("y_row_scale", ctypes.c_void_p),
+        ("y_amax_bound", ctypes.c_double),
     ]
 
 
@@ -94,7 +98,7 @@ def sized(struct, **fields):
 
 def tensor(pointer, dtype, row_stride=0, outer_stride=0):
     """A tensor; strides of 0 mean dense."""
-    return Tensor(pointer, row_stride, outer_stride, DTYPES[dtype])
+    return Tensor(pointer, row_stride, outer_stride, (DTYPES | QUANTIZED)[dtype])
 
 
 def vector(pointer, dtype):

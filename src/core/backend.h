@@ -17,7 +17,7 @@ namespace evenkeel {
 // A reason or a description: a short sentence without an allocation, written only if it is wanted.
 struct Note {
   bool wanted;
-  char text[512];
+  char text[640];
 
   explicit Note(bool is_wanted) : wanted(is_wanted) { text[0] = '\0'; }
 

@@ -58,9 +58,9 @@ struct Call {
   Tensor y{}, residual{}, sum{};  // forward only; sum.dtype counts even where it is not stored
   Tensor dy{}, dx{}, dsum{}, dresidual{};  // backward only
   // Of a y of 8 bits: its scale, or where those of its rows go.
-  const float* y_scale;
-  float* y_row_scale;
-  float y_amax_bound;  // infinity: none
+  const float* y_scale = nullptr;
+  float* y_row_scale = nullptr;
+  float y_amax_bound = 0;  // infinity: none
   Vector weight, bias, dweight, dbias;
   char* mean;
   char* rstd;

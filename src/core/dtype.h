@@ -136,9 +136,8 @@ inline void store_scalar(void* data, Dtype dtype, int64_t index, double value) {
     case Dtype::kF8E4M3:
     case Dtype::kF8E5M2:
     case Dtype::kI8:
-      return write(with_eight_bits(dtype, [&](auto format) {
-        return decltype(format)::encode(static_cast<float>(value));
-      }));
+      return write(with_eight_bits(
+          dtype, [&](auto format) { return decltype(format)::encode(static_cast<float>(value)); }));
   }
 }
 

@@ -72,10 +72,9 @@ ek_status check_y_dtype(int32_t dtype, const Call& call) {
   if (dtype >= 0 && dtype < kWideDtypeCount) return EK_OK;
   const bool eight_bits = dtype >= 0 && dtype < kDtypeCount;
   if (eight_bits && !call.is_group_norm()) return EK_OK;
-  return invalid(
-      "y.dtype is %" PRId32 ", but %smust be one of %s%s", dtype,
-      eight_bits ? "group norm does not quantize: " : "", kWideDtypes,
-      call.is_group_norm() ? "" : ", EK_F8_E4M3 (4), EK_F8_E5M2 (5), EK_I8 (6)");
+  return invalid("y.dtype is %" PRId32 ", but %smust be one of %s%s", dtype,
+                 eight_bits ? "group norm does not quantize: " : "", kWideDtypes,
+                 call.is_group_norm() ? "" : ", EK_F8_E4M3 (4), EK_F8_E5M2 (5), EK_I8 (6)");
 }
 
 ek_status check_size(const char* name, int64_t value, int64_t least, const char* why) {

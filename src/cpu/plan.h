@@ -60,7 +60,7 @@ struct Plan {
   size_t pieces;        // split: moments or gradient sums of each piece
   size_t scratch;       // [shards][scratch_stride]
   size_t scratch_stride;
-  size_t arrays;  // kPixels: bytes of the arrays at the start of a shard's scratch
+  size_t arrays;     // kPixels: bytes of the arrays at the start of a shard's scratch
   size_t quantized;  // in a shard's scratch: y that is to be quantized, in float32
   size_t total;
 

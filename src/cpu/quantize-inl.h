@@ -36,8 +36,8 @@ HWY_INLINE auto codes_of(D d, Vec<D> value, Float8<kMantissa, kHasInfinity> /*fo
   const auto number =
       hn::IfThenElse(hn::Eq(exact, infinity), hn::Set(du, Format::kInfinity), finite);
   const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(du, 0x80));
-  const auto nan = kHasInfinity ? hn::Gt(exact, infinity)
-                                : hn::Gt(exact, hn::Set(du, kFloatInfinity - 1));
+  const auto nan =
+      kHasInfinity ? hn::Gt(exact, infinity) : hn::Gt(exact, hn::Set(du, kFloatInfinity - 1));
   return hn::IfThenElse(nan, hn::Set(du, Format::kNan), hn::Or(sign, number));
 }
 
@@ -46,8 +46,7 @@ HWY_INLINE auto codes_of(D d, Vec<D> value, Int8 /*format*/) {
   const hn::RebindToUnsigned<D> du;
   const auto within = hn::Max(hn::Min(value, hn::Set(d, Int8::kLargest)), hn::Set(d, Int8::kLeast));
   const auto rounds = hn::Set(d, Int8::kRounds);
-  const auto code =
-      hn::Sub(hn::BitCast(du, hn::Add(within, rounds)), hn::BitCast(du, rounds));
+  const auto code = hn::Sub(hn::BitCast(du, hn::Add(within, rounds)), hn::BitCast(du, rounds));
   const auto number = hn::RebindMask(du, hn::Eq(value, value));
   return hn::IfThenElseZero(number, hn::And(code, hn::Set(du, 0xff)));
 }

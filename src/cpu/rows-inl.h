@@ -197,8 +197,8 @@ struct Rows : Job<In> {
   }
 
   // Kernels of other types never have a y that is to be quantized, which is float32 first.
-  static constexpr bool kStoresF32 = !requires { typename In::Stored; } ||
-                                     std::is_same_v<In, Typed<float>>;
+  static constexpr bool kStoresF32 = !requires { typename In::Stored; }
+  || std::is_same_v<In, Typed<float>>;
 
   // Normalizes a part as below and quantizes it.
   template <class Source>
@@ -211,8 +211,8 @@ struct Rows : Job<In> {
       const Typed<float> y = Typed<float>(kept.data, Dtype::kF32) + i * plan.length;
       float scale;
       if (call.y_row_scale != nullptr) {
-        const float largest = with_eight_bits(
-            call.y.dtype, [](auto format) { return decltype(format)::kLargest; });
+        const float largest =
+            with_eight_bits(call.y.dtype, [](auto format) { return decltype(format)::kLargest; });
         scale = row_scale_of(amax_bits_of(y, n), call.y_amax_bound, largest);
         store_scalar(call.y_row_scale, Dtype::kF32, unit + i, scale);
       } else {

@@ -125,8 +125,8 @@ class Quantizer {
   bool has_row_scales() const { return call_.y_row_scale != nullptr; }
   void see(double y) { amax_ = std::max(amax_, magnitude_bits(static_cast<float>(y))); }
   void finish_row(int64_t row) {
-    const float largest = with_eight_bits(
-        call_.y.dtype, [](auto format) { return decltype(format)::kLargest; });
+    const float largest =
+        with_eight_bits(call_.y.dtype, [](auto format) { return decltype(format)::kLargest; });
     const float scale = row_scale_of(amax_, call_.y_amax_bound, largest);
     store_scalar(call_.y_row_scale, Dtype::kF32, row, scale);
     inverse_ = 1 / scale;

@@ -121,11 +121,11 @@ TEST_P(Quantized, ScalesOfRows) {
     for (int64_t row = 0; row < 4; ++row) {
       const auto codes = normal->bytes(Tensor::kY, row);
       double most = 0;
-      for (const unsigned char code : codes) most = std::max(most, std::fabs(number_of(dtype, code)));
+      for (const unsigned char code : codes)
+        most = std::max(most, std::fabs(number_of(dtype, code)));
       EXPECT_EQ(most, largest_of(dtype));
     }
-    EXPECT_EQ(bounded->read(Vector::kRowScale)[0],
-              static_cast<double>(0.25f / largest_of(dtype)));
+    EXPECT_EQ(bounded->read(Vector::kRowScale)[0], static_cast<double>(0.25f / largest_of(dtype)));
     EXPECT_EQ(zero->read(Vector::kRowScale)[0], std::ldexp(1.0, -126));
     for (const unsigned char code : zero->bytes(Tensor::kY, 0)) EXPECT_EQ(code & 0x7f, 0);
     EXPECT_TRUE(std::isnan(nan->read(Vector::kRowScale)[1]));
@@ -234,15 +234,14 @@ TEST(Errors, OfAQuantizedY) {
        [](Forward& c) { c.args.y_scale = static_cast<float*>(c.args.y.data); },
        {"y at", "overlaps y_scale"}}};
   for (const auto& broken : forward) check(broken, false);
-  const Broken<ek_backward_args> backward[] = {
-      {"dy of 8 bits",
-       kRows,
-       [](Backward& c) { c.args.dy.dtype = EK_F8_E4M3; },
-       {"dy.dtype is 4", "only y can have 8 bits"}},
-      {"dx of 8 bits",
-       kRows,
-       [](Backward& c) { c.args.dx.dtype = EK_I8; },
-       {"dx.dtype is 6", "only y can have 8 bits"}}};
+  const Broken<ek_backward_args> backward[] = {{"dy of 8 bits",
+                                                kRows,
+                                                [](Backward& c) { c.args.dy.dtype = EK_F8_E4M3; },
+                                                {"dy.dtype is 4", "only y can have 8 bits"}},
+                                               {"dx of 8 bits",
+                                                kRows,
+                                                [](Backward& c) { c.args.dx.dtype = EK_I8; },
+                                                {"dx.dtype is 6", "only y can have 8 bits"}}};
   for (const auto& broken : backward) check(broken, true);
 }
 

@@ -26,9 +26,8 @@ const Names<ek_op> kOps = {
     {"layer_norm", EK_LAYER_NORM}, {"rms_norm", EK_RMS_NORM}, {"group_norm", EK_GROUP_NORM}};
 const Names<ek_dtype> kDtypes = {
     {"f32", EK_F32}, {"f64", EK_F64}, {"f16", EK_F16}, {"bf16", EK_BF16}};
-const Names<ek_dtype> kYDtypes = {{"f32", EK_F32},         {"f64", EK_F64},
-                                  {"f16", EK_F16},         {"bf16", EK_BF16},
-                                  {"e4m3", EK_F8_E4M3},    {"e5m2", EK_F8_E5M2},
+const Names<ek_dtype> kYDtypes = {{"f32", EK_F32},   {"f64", EK_F64},      {"f16", EK_F16},
+                                  {"bf16", EK_BF16}, {"e4m3", EK_F8_E4M3}, {"e5m2", EK_F8_E5M2},
                                   {"i8", EK_I8}};
 const Names<Scale> kScales = {{"rows", Scale::kRows}, {"tensor", Scale::kTensor}};
 const Names<ek_layout> kLayouts = {{"nchw", EK_NCHW}, {"nhwc", EK_NHWC}};

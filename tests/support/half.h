@@ -38,10 +38,7 @@ constexpr Format format_of(ek_dtype dtype) {
 }
 
 constexpr size_t size_of(ek_dtype dtype) {
-  return dtype == EK_F64                       ? 8
-         : dtype == EK_F32                     ? 4
-         : dtype == EK_F16 || dtype == EK_BF16 ? 2
-                                               : 1;
+  return dtype == EK_F64 ? 8 : dtype == EK_F32 ? 4 : dtype == EK_F16 || dtype == EK_BF16 ? 2 : 1;
 }
 
 constexpr const char* name_of(ek_dtype dtype) {

@@ -21,9 +21,20 @@ DEFAULTS = (
     dict.fromkeys((*SIZES, *STRIDES, "misalign"), 0)
     | {"layout": "nchw", "x": "f32", "weight": "f32", "rstd": "yes", "eps": 1e-5, "offset": 0.0}
     | {"casting": "none", "activation": "none", "in_place": "none", "values": "normal"}
-    | {"residual": "none", "dsum": "none", "dresidual": "none", "seed": 1, "pass": "both"}
+    | {"residual": "none", "dsum": "none", "dresidual": "none", "seed": 1}
+    | {"scale": "rows", "amax_bound": 0.0}
 )
-LEFT = ("y", "dy", "dx", "sum", "bias", "dweight", "dbias", "mean")  # whose defaults follow others
+LEFT = (
+    "pass",
+    "y",
+    "dy",
+    "dx",
+    "sum",
+    "bias",
+    "dweight",
+    "dbias",
+    "mean",
+)  # whose defaults follow others
 KEYS = {*DEFAULTS, *LEFT}
 # What an output may share its memory with: {pass: {output: input}}.
 IN_PLACE = {
@@ -42,7 +53,9 @@ WORDS = {
     "mean": ("yes", "no"),
     "rstd": ("yes", "no"),
     "values": "normal mean1e4 outlier_first constant zero nan inf nan_dy denormal zero_weight huge".split(),
-    **dict.fromkeys(("x", "y", "dy"), _abi.DTYPES),
+    "scale": ("rows", "tensor"),
+    "y": _abi.DTYPES | _abi.QUANTIZED,
+    **dict.fromkeys(("x", "dy"), _abi.DTYPES),
     **dict.fromkeys(
         (*("dx", "residual", "sum", "dsum", "dresidual"), *("weight", "bias", "dweight", "dbias")),
         (*_abi.DTYPES, "none"),
@@ -95,6 +108,11 @@ class Case:
         return self["residual"] != "none"
 
     @property
+    def quantizes(self):
+        """Whether y has 8 bits."""
+        return self["y"] in _abi.QUANTIZED
+
+    @property
     def normalized_dtype(self):
         """Of x, or of the sum; a sum that is not stored has one, too."""
         if not self.adds:
@@ -121,7 +139,9 @@ def resolve(op, given):
     rms, adds = op == "rms_norm", values["residual"] != "none"
     values.setdefault("sum", default_of_sum(values) if adds else "none")
     values.setdefault("y", values["x"])
-    values.setdefault("dy", values["y"])
+    quantizes = values["y"] in _abi.QUANTIZED
+    values.setdefault("dy", values["x" if quantizes else "y"])
+    values.setdefault("pass", "forward" if quantizes else "both")
     leader = {"dy": "dy", "sum": "dsum"}.get(values["in_place"], "x")
     values.setdefault("dx", values[leader])
     values.setdefault("bias", "none" if rms else "f32")

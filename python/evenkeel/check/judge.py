@@ -9,7 +9,7 @@ import numpy as np
 
 from evenkeel import _abi
 from evenkeel.check import cases, oracle
-from evenkeel.check.memory import Buffer, offsets, round_to
+from evenkeel.check.memory import LARGEST, Buffer, offsets, round_to
 
 INPUTS = ("x", "residual", "dy", "dsum")
 
@@ -95,6 +95,11 @@ def make_buffers(case):
     for name in ("mean", "rstd"):
         if name == "rstd" or case.op != "rms_norm":
             make(name, np.arange(case.unit_count), case.statistics_dtype)
+    if case.quantizes and case["scale"] == "rows":
+        make("y_row_scale", np.arange(case.unit_count), "f32")
+    elif case.quantizes:
+        make("y_scale", np.arange(1), "f32")
+        buffers["y_scale"].write(np.full(1, 3 / LARGEST[case["y"]]))
     for name, values in draw(case).items():
         if name in buffers:
             buffers[name].write(values)
@@ -143,8 +148,10 @@ class Runner:
         fields = {
             name: makers.get(field, pointer)(name)
             for name, field in kind._fields_
-            if name not in ("struct_size", "reserved")
+            if name not in ("struct_size", "reserved", "y_amax_bound")
         }
+        if pass_ == "forward":
+            fields["y_amax_bound"] = case["amax_bound"]
         prepare = getattr(self.library, pass_)
         prepare(
             problem,
@@ -184,6 +191,8 @@ def _check(case, runner):
     used |= put_in_place(case, "forward", buffers, used, inputs)
     runner.run(case, "forward", buffers, used)
     expected = oracle.forward(case, normalized, weight, bias)
+    if case.quantizes:
+        expected |= oracle.quantized(case, *expected["y"], buffers)
     if "forward" in case.passes:
         found = judge(case, buffers, {name: expected[name] for name in expected if used.get(name)})
         if found:

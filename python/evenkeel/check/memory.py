@@ -13,14 +13,23 @@ from evenkeel import _abi
 GUARD, GUARD_BYTE, POISON = 192, 0xA5, 0xFF  # poison is a NaN in every type
 ALIGNMENT = 64
 STORED = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16}
+STORED |= dict.fromkeys(("e4m3", "e5m2"), np.uint8) | {"i8": np.int8}
 # Bits of the fraction, and exponents of the smallest and of the largest normal number.
 FORMATS = {"f16": (10, -14, 15), "bf16": (7, -126, 127), "f32": (23, -126, 127)}
+FORMATS |= {"e4m3": (3, -6, 8), "e5m2": (2, -14, 15)}
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "i8": 127.0}  # quantized values saturate there
 
 
 def round_to(values, dtype):
     """float64 values rounded to the numbers of a type, to nearest even, infinities included."""
     if dtype == "f64":
         return values
+    if dtype == "i8":
+        return np.clip(np.rint(np.nan_to_num(values, nan=0.0)), -128, 127)
+    if dtype in LARGEST:
+        limit = LARGEST[dtype]
+        lost = np.nan if dtype == "e4m3" else values
+        values = np.where(np.isfinite(values), np.clip(values, -limit, limit), lost)
     bits, smallest, largest = FORMATS[dtype]
     _, exponent = np.frexp(values)
     step = np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
@@ -37,6 +46,16 @@ def encode(values, dtype):
 
 
 def decode(stored, dtype):
+    if dtype in ("e4m3", "e5m2"):
+        bits, smallest, _ = FORMATS[dtype]
+        codes = stored.astype(np.int64)
+        above, fraction = (codes & 0x7F) >> bits, codes & ((1 << bits) - 1)
+        fraction += (above > 0) << bits
+        values = np.ldexp(fraction.astype(np.float64), np.maximum(above, 1) - 1 + smallest - bits)
+        last = 0x7F if dtype == "e4m3" else 0x7C  # from there on no number
+        rest = np.where((codes & 0x7F) == 0x7C, np.inf, np.nan)
+        values = np.where((codes & 0x7F) >= last, rest, values)
+        return np.where(codes & 0x80, -values, values)
     if dtype == "bf16":
         stored = (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float64)

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from evenkeel.check.memory import round_to
+from evenkeel.check.memory import LARGEST, round_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +138,23 @@ def forward(case, x, weight, bias):
         "mean": (mean[:, 0], e_mean[:, 0]),
         "rstd": (rstd[:, 0], e_rstd[:, 0]),
     }
+
+
+def quantized(case, y, e_y, buffers):
+    """What becomes of y and its bound: scaled, by the scales that the library gives, and those scales."""
+    largest = LARGEST[case["y"]]
+    results = {}
+    if case["scale"] == "rows":
+        amax = np.abs(y).max(1, initial=0)
+        if case["amax_bound"]:
+            amax = np.where(amax > case["amax_bound"], case["amax_bound"], amax)
+        wanted = np.maximum(amax / largest, 2.0**-126)
+        results["y_row_scale"] = (wanted, e_y.max(1, initial=0) / largest + 2.0**-22 * wanted)
+        scale = buffers["y_row_scale"].read()[:, None]
+    else:
+        scale = buffers["y_scale"].read()
+    z = y / scale
+    return results | {"y": (z, e_y / scale + 2.0**-21 * np.abs(z))}
 
 
 def backward(case, x, dy, dsum, weight, bias, mean, rstd):

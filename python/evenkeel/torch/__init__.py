@@ -1,4 +1,4 @@
-"""evenkeel for PyTorch: layer_norm, rms_norm, group_norm, the modules LayerNorm, RMSNorm and GroupNorm,
+"""evenkeel for PyTorch: layer_norm, rms_norm, group_norm, the first two also quantized, the modules LayerNorm, RMSNorm and GroupNorm,
 and `fuse`, which makes the norms of an existing model evenkeel's.
 
 What belongs to `fuse` is imported when it is first asked for: most programs build their own models.
@@ -10,6 +10,7 @@ from evenkeel.torch.compiling.report import compile_report
 from evenkeel.torch.exporting import decompositions
 from evenkeel.torch.functional import group_norm, layer_norm, rms_norm
 from evenkeel.torch.modules import GroupNorm, LayerNorm, RMSNorm
+from evenkeel.torch.quantized import layer_norm_quantized, rms_norm_quantized
 
 __all__ = [
     "GroupNorm",
@@ -25,7 +26,9 @@ __all__ = [
     "fuse",
     "group_norm",
     "layer_norm",
+    "layer_norm_quantized",
     "rms_norm",
+    "rms_norm_quantized",
 ]
 
 exporting.register()

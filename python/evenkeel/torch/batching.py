@@ -16,6 +16,7 @@ def register():
     torch.library.register_vmap("evenkeel::backward", _backward)
     torch.library.register_vmap("evenkeel::add_forward", _forward)
     torch.library.register_vmap("evenkeel::add_backward", _backward)
+    torch.library.register_vmap("evenkeel::quantized_forward", _quantized_forward)
 
 
 def _forward(info, in_dims, x, weight, bias, op, span, eps, activation, casting, *others):
@@ -37,6 +38,22 @@ def _forward(info, in_dims, x, weight, bias, op, span, eps, activation, casting,
         batch.unfold(s) if is_there else s for s, is_there in zip(saved, computed, strict=True)
     ]
     return (y, *saved), (0, *(0 if is_there else None for is_there in computed))
+
+
+def _quantized_forward(info, in_dims, x, weight, bias, op, span, *others):
+    for name, dim in (("weight", in_dims[1]), ("bias", in_dims[2]), ("scale", in_dims[10])):
+        if dim is not None:
+            raise NotImplementedError(
+                f"evenkeel: under vmap a quantized norm takes one {name} for all of the batch, "
+                f"but it is batched along dimension {dim}"
+            )
+    *options, scale, amax_bound, residual, sum_dtype = others
+    batch = _Batch(info.batch_size, op, span, x, in_dims[0])
+    total = None if residual is None else batch.lead(residual, in_dims[12])
+    results = _QUANTIZED_FORWARD(
+        batch.rows, weight, bias, op, span, *options, scale, amax_bound, total, sum_dtype
+    )
+    return results, (0, None if scale is not None else 0, None if residual is None else 0)
 
 
 def _backward(info, in_dims, dy, x, weight, bias, mean, rstd, op, span, eps, *others):
@@ -83,6 +100,7 @@ def _backward(info, in_dims, dy, x, weight, bias, mean, rstd, op, span, eps, *ot
 
 _FORWARD, _BACKWARD = torch.ops.evenkeel.forward.default, torch.ops.evenkeel.backward.default
 _ADD_FORWARD = torch.ops.evenkeel.add_forward.default
+_QUANTIZED_FORWARD = torch.ops.evenkeel.quantized_forward.default
 _ADD_BACKWARD = torch.ops.evenkeel.add_backward.default
 
 
