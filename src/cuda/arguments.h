@@ -65,7 +65,14 @@ struct Formula {
   bool rounds;  // the normalized value to x's type, before the weight (casting order llama)
 };
 
-// x: what is normalized, or with a residual the summand that has y's dtype.
+// How y is quantized to 8 bits: by one scale, or (scale == nullptr) by one of each row, which is stored.
+struct Quantization {
+  const float* scale;
+  float* row_scale;
+  float amax_bound, largest;  // largest: number of y's dtype
+};
+
+// x: what is normalized, or with a residual the summand that has y's dtype (X's, where y has 8 bits).
 struct ForwardArguments {
   DeviceTensor x, y;
   Formula formula;
@@ -77,11 +84,19 @@ struct ForwardArguments {
   // Of policies with a residual. sum.data == nullptr: not wanted.
   DeviceTensor residual, sum;
   int64_t residual_prefetch_bytes;
+  Quantization quantization;  // of policies that quantize
 };
 
 // sum = x + residual, for norms that no kernel with a residual takes.
 struct AddArguments {
   DeviceTensor x, residual, sum;
+  int64_t rows, cols;
+};
+
+// y in 8 bits, for norms that no kernel quantizes.
+struct QuantizeArguments {
+  DeviceTensor from, y;
+  Quantization quantization;
   int64_t rows, cols;
 };
 

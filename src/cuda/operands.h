@@ -24,6 +24,15 @@ inline DeviceTensor device_tensor(const Call& call, const Tensor& tensor) {
           tensor.dtype};
 }
 
+// A call whose y is to be quantized, with y in float32 there.
+inline Call norm_in_f32(const Call& call, char* y) {
+  Call norm = call;
+  norm.y = {y, Dtype::kF32, call.width, call.inner * call.width};
+  norm.y_scale = nullptr;
+  norm.y_row_scale = nullptr;
+  return norm;
+}
+
 // The norm of a call's sum, as if it had been added before. sum: where it is, if the call does not store it.
 inline Call norm_of_sum(const Call& call, char* sum) {
   Call norm = call;

@@ -195,6 +195,52 @@ Plan plan_with_residual(const Call& call, const DeviceProperties& properties) {
   return plan;
 }
 
+// Why no kernel that would give y in float32 quantizes it instead; nullptr: plan is that of one that does.
+const char* why_quantized_last(const Call& call, const DeviceProperties& properties, Plan& plan) {
+  const Call norm = norm_in_f32(call, nullptr);
+  Plan alone = call.residual ? make_plan(norm_of_sum(norm, nullptr), properties) : plan;
+  if (alone.tile.multi_pass()) return "rows are read again in every pass";
+  if (!is_half(call.normalized())) return "no kernel for x of f32 quantizes";
+  if (!alone.aligned) return "rows are not aligned";
+  const auto aligned_by = [](const Tensor& tensor, int64_t bytes) {
+    const int64_t size = size_of(tensor.dtype);
+    return multiple(tensor.data, bytes) && tensor.row_stride * size % bytes == 0 &&
+           tensor.outer_stride * size % bytes == 0;
+  };
+  const int64_t vector = 16 / size_of(call.normalized());
+  if (!aligned_by(call.y, vector)) return "rows of y are not aligned";
+  if (!multiple(call.y_scale, 4) || !multiple(call.y_row_scale, 4)) return kCuts;
+  if (call.residual) {
+    if (call.x.dtype != call.sum.dtype || call.residual.dtype != call.sum.dtype)
+      return "x, residual and sum have different types";
+    if (!aligned_by(call.x, 16) || !aligned_by(call.residual, 16))
+      return "rows of x or residual are not aligned";
+  }
+  const auto x_size = static_cast<int>(size_of(call.normalized()));
+  const int policy = forward_policies_of(x_size, 1).find(
+      forward_policy_of(alone.tile, x_size, 1, true, alone.terms, bool{call.residual}));
+  if (policy < 0) return "no kernel that quantizes is compiled for this split";
+  plan = alone;
+  plan.policy = policy;
+  plan.residual = bool{call.residual};
+  plan.shared = forward_shared(call.width, x_size, true, plan.tile, plan.residual);
+  if (call.residual &&
+      (!is_one_range(call, call.x, plan.tile) || !is_one_range(call, call.residual, plan.tile)))
+    plan.prefetch_rows = 0;
+  return nullptr;
+}
+
+// The plan of the norm with a y in float32, so that the bits are the same; and who quantizes it.
+Plan plan_with_quantization(const Call& call, const DeviceProperties& properties) {
+  Plan plan = make_plan(norm_in_f32(call, nullptr), properties);
+  plan.quantized_last = why_quantized_last(call, properties, plan);
+  plan.quantizes = plan.quantized_last == nullptr;
+  if (plan.quantizes) return plan;
+  plan.y_at = round_up(plan.workspace, kWorkspaceAlignment);
+  plan.workspace = plan.y_at + call.elements() * 4 + kWorkspaceAlignment;
+  return plan;
+}
+
 void plan_backward(const Call& call, const DeviceProperties& properties, Plan& plan) {
   const auto x_size = static_cast<int>(size_of(call.x.dtype));
   const auto dy_size = static_cast<int>(size_of(call.dy.dtype));
@@ -296,6 +342,7 @@ void plan_group_workspace(const Call& call, const DeviceProperties& properties, 
 }  // namespace
 
 Plan make_plan(const Call& call, const DeviceProperties& properties) {
+  if (call.quantizes()) return plan_with_quantization(call, properties);
   if (call.residual) return plan_with_residual(call, properties);
   Plan plan;
   plan.residual = call.dsum || dx_outputs(call).second;

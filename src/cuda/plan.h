@@ -23,6 +23,9 @@ struct Plan {
   // Forward: why the residual is added by a kernel of its own, whose sum is normalized by a second one; or
   // nullptr. The sum is in the workspace if it is not wanted.
   const char* added_first = nullptr;
+  bool quantizes = false;  // the kernel quantizes y
+  // Why y is quantized by a kernel of its own behind the others, which leave it in the workspace in float32; or nullptr.
+  const char* quantized_last = nullptr;
 
   Tile tile;
   int policy = 0;             // the kernel: an index of the table (row/policies.h)
@@ -31,6 +34,7 @@ struct Plan {
   int64_t prefetch_rows = 0;  // forward: from a block's rows to those it prefetches; 0: none
   int64_t partials = 0;       // backward: rows of partial sums, for each of dweight and dbias
   int64_t dbias_at = 0;       // where those of dbias begin in the workspace
+  int64_t y_at = 0;           // where y begins in the workspace, if it is quantized last
   int64_t workspace = 0;
 };
 

@@ -46,14 +46,21 @@ void describe_rows(const Call& call, const Plan& plan, Note& note) {
     std::snprintf(residual, sizeof residual, ", with the residual%s",
                   call.pass == Pass::kForward ? "" : "'s gradient");
   }
-  note.set("%s, %s, %s, blocks of %d threads%s%s, arithmetic in %s", split, held, loads,
-           tile.block_threads, later, residual, name_of(call.compute));
+  char quantized[128] = "";
+  if (call.quantizes()) {
+    std::snprintf(quantized, sizeof quantized, ", y quantized to %s%s%s", name_of(call.y.dtype),
+                  plan.quantized_last ? " behind, from f32: " : "",
+                  plan.quantized_last ? plan.quantized_last : "");
+  }
+  note.set("%s, %s, %s, blocks of %d threads%s%s%s, arithmetic in %s", split, held, loads,
+           tile.block_threads, later, residual, quantized, name_of(call.compute));
 }
 
 namespace {
 
 const KernelSet& kernels_for(const Call& call, const Plan& plan) {
   if (plan.runtime_dtype) return call.compute == Dtype::kF64 ? kRuntimeDtypeF64 : kRuntimeDtypeF32;
+  if (plan.quantizes) return call.normalized() == Dtype::kF16 ? kF16EightBits : kBF16EightBits;
   const Dtype y = call.pass == Pass::kForward ? call.y.dtype : call.dy.dtype;
   switch (call.normalized()) {
     case Dtype::kF16:
@@ -100,7 +107,38 @@ ek_status add_residual(const Call& call, const Tensor& sum) {
                 &arguments);
 }
 
+Quantization quantization_of(const Call& call) {
+  if (!call.quantizes()) return {};
+  const auto largest = [](auto format) { return decltype(format)::kLargest; };
+  return {.scale = call.y_scale,
+          .row_scale = call.y_row_scale,
+          .amax_bound = call.y_amax_bound,
+          .largest = with_eight_bits(call.y.dtype, largest)};
+}
+
+// from: y in float32.
+ek_status quantize(const Call& call, const Call& from) {
+  QuantizeArguments arguments{.from = device_tensor(from, from.y),
+                              .y = device_tensor(call, call.y),
+                              .quantization = quantization_of(call),
+                              .rows = call.statistics(),
+                              .cols = call.width};
+  if (arguments.rows == 0) return EK_OK;
+  return launch(call,
+                {.kernel = quantize_kernel(),
+                 .blocks = std::min(arguments.rows, kMostBlocks),
+                 .threads = multi_pass_tile(call.width).block_threads},
+                &arguments);
+}
+
 ek_status forward(const Call& call, const Plan& plan) {
+  if (plan.quantized_last) {
+    const Call norm = norm_in_f32(call, aligned_workspace(call) + plan.y_at);
+    Plan rest = plan;
+    rest.quantized_last = nullptr;
+    const ek_status status = forward(norm, rest);
+    return status == EK_OK ? quantize(call, norm) : status;
+  }
   if (plan.added_first) {
     const Call norm = norm_of_sum(call, aligned_workspace(call));
     const ek_status status = add_residual(call, norm.x);
@@ -122,7 +160,8 @@ ek_status forward(const Call& call, const Plan& plan) {
       .residual = device_tensor(call, call.residual),
       .sum = device_tensor(call, call.sum),
       .residual_prefetch_bytes =
-          plan.prefetch_rows * call.residual.row_stride * size_of(call.residual.dtype)};
+          plan.prefetch_rows * call.residual.row_stride * size_of(call.residual.dtype),
+      .quantization = quantization_of(call)};
   if (arguments.rows == 0) return EK_OK;
   Kernel& kernel = kernels_for(call, plan).forward(plan.policy);
   return launch(call,

@@ -19,6 +19,11 @@ namespace evenkeel::cuda {
 
 struct RuntimeDtype {};
 
+// y's type where it is quantized: which one of 8 bits it is, is looked up at run time (row/quantize.cuh).
+struct EightBits {
+  uint8_t code;
+};
+
 // Not inlined: there are many callers, and none of them is fast anyway.
 template <typename C>
 __device__ __noinline__ C load_runtime(const char* data, Dtype dtype, int64_t index) {
@@ -37,7 +42,7 @@ __device__ __noinline__ C load_runtime(const char* data, Dtype dtype, int64_t in
       return static_cast<C>(read(float{}));
     case Dtype::kF16:
       return static_cast<C>(__half2float(read(__half{})));
-    case Dtype::kBF16:
+    default:
       break;
   }
   return static_cast<C>(__bfloat162float(read(__nv_bfloat16{})));
@@ -70,7 +75,7 @@ __device__ __noinline__ void store_runtime(char* data, Dtype dtype, int64_t inde
       return write(float{});
     case Dtype::kF16:
       return write(__half{});
-    case Dtype::kBF16:
+    default:
       return write(__nv_bfloat16{});
   }
 }

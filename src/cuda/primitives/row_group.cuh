@@ -132,6 +132,22 @@ class RowGroup {
     }
   }
 
+  // The largest value of the row group; all threads get it.
+  __device__ uint32_t max(uint32_t value) {
+    static_assert(!kBlockFirst);
+    uint32_t most[1] = {value};
+    butterfly<kScope == Scope::kWarp ? kLanes : kWarp, Max>(most);
+    if constexpr (kScope != Scope::kWarp) {
+      send(Partial<1, float>{{__uint_as_float(most[0])}});
+      const auto* partials = receive<Partial<1, float>>();
+      most[0] = 0;
+      reduce_warps<Max>(partials, most, [&](const Partial<1, float>& partial) {
+        most[0] = Max::of(most[0], __float_as_uint(partial.value[0]));
+      });
+    }
+    return most[0];
+  }
+
   // The sum over the lanes of this warp that belong to the row group.
   __device__ float warp_sum(float value) const {
     float values[1] = {value};
@@ -168,6 +184,16 @@ class RowGroup {
   }
 
  private:
+  struct Add {
+    template <typename C>
+    static __device__ C of(C a, C b) {
+      return a + b;
+    }
+  };
+  struct Max {
+    static __device__ uint32_t of(uint32_t a, uint32_t b) { return a > b ? a : b; }
+  };
+
   template <int K, typename C>
   struct alignas(K * sizeof(C) % 8 == 0 ? 8 : 4) Partial {
     C value[K];
@@ -248,7 +274,7 @@ class RowGroup {
   static constexpr int kReaders = kPolicy.max_warps <= 16 ? 16 : 32;
 
   // Adds up what the warps of the row group have sent: body(partial) adds one to `sums`.
-  template <typename Value, int K, typename C, typename Body>
+  template <typename Op = Add, typename Value, int K, typename C, typename Body>
   __device__ void reduce_warps(const Value* partials, C (&sums)[K], const Body& body) const {
     const int warps = size_ / kWarp, lane = threadIdx.x % kReaders;
     if constexpr (kScope == Scope::kBlock) {
@@ -258,16 +284,17 @@ class RowGroup {
       for (int w = lane; w < (kBlockFirst ? 1 : warps) * cluster(); w += kReaders)
         body(partials[w]);
     }
-    butterfly<kReaders>(sums);
+    butterfly<kReaders, Op>(sums);
   }
 
   // Sums over kWidth neighbouring lanes; all of them get the results.
-  template <int kWidth, int K, typename C>
+  template <int kWidth, typename Op = Add, int K, typename C>
   static __device__ void butterfly(C (&values)[K]) {
 #pragma unroll
     for (int distance = kWidth / 2; distance > 0; distance /= 2) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) values[k] += __shfl_xor_sync(0xffffffff, values[k], distance);
+      for (int k = 0; k < K; ++k)
+        values[k] = Op::of(values[k], __shfl_xor_sync(0xffffffff, values[k], distance));
     }
   }
 

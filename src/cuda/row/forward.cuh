@@ -59,7 +59,12 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
   if constexpr (!kAligned) group.sync();  // all have read x
   if constexpr (kPolicy.full() && kPolicy.scope == Scope::kWarp) __syncthreads();
   const float shift = moments.shift * moments.rstd[0];
-  RowOutput<X, Y, kPolicy>{a, at, tile, moments, early, to, shift}.store();
+  const RowOutput<X, Y, kPolicy> output{a, at, tile, moments, early, to, shift};
+  if constexpr (kPolicy.quantizes()) {
+    output.quantize(group);
+  } else {
+    output.store();
+  }
   if constexpr (!kAligned) {
     group.sync();
     if (at.stores) {

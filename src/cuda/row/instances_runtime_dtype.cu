@@ -11,4 +11,6 @@ Kernel& add_residual_kernel(Dtype arithmetic) {
                                    : kernel<add_residual<float>>("add_residual");
 }
 
+Kernel& quantize_kernel() { return kernel<quantize_rows>("quantize_rows"); }
+
 }  // namespace evenkeel::cuda

@@ -3,6 +3,8 @@
 // shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/primitives/row_access.cuh"
 #include "cuda/row/forward_tile.cuh"
 
@@ -82,13 +84,17 @@ class Loader {
   const Position& at;
 };
 
-// One thread of a block prefetches the rows of a later block into L2. With a residual, x has the dtype of y.
+// The type of x beside a residual: y's, or where y has 8 bits, that of the sum.
+template <typename X, typename Y>
+using Summand = std::conditional_t<std::is_same_v<Y, EightBits>, X, Y>;
+
+// One thread of a block prefetches the rows of a later block into L2. With a residual, x is a Summand.
 template <typename X, typename Y, ForwardPolicy kPolicy, typename Group>
 __device__ inline void prefetch_later_rows(const ForwardArguments& a, const Group& group,
                                            const ForwardPosition<kPolicy>& at) {
   if (kPolicy.evict_first() || threadIdx.x != 0 || a.prefetch_bytes == 0) return;
   constexpr int kBlockRows = kPolicy.row_groups() * kPolicy.rows;
-  constexpr int kSize = sizeof(X), kXSize = kPolicy.residual ? sizeof(Y) : kSize;
+  constexpr int kSize = sizeof(X), kXSize = kPolicy.residual ? sizeof(Summand<X, Y>) : kSize;
   const int64_t row = static_cast<int64_t>(group.cluster_index()) * kBlockRows;
   const int cols = kPolicy.scope == Scope::kWarp ? kBlockRows * at.end : at.end - at.part;
   prefetch_range(a.x.data + (row * a.x.row_stride + at.part) * kXSize + a.prefetch_bytes,

@@ -5,6 +5,7 @@
 #include "cuda/primitives/row_group.cuh"
 #include "cuda/row/epilogue.cuh"
 #include "cuda/row/gradient.cuh"
+#include "cuda/row/quantize.cuh"
 #include "cuda/row/statistics.cuh"
 #include "cuda/row/tile.h"
 
@@ -154,6 +155,30 @@ __global__ void __launch_bounds__(kMaxThreads)
       Any::store(a.sum, a.sum.offset(row) + column, x);
     }
   }
+}
+
+// y in 8 bits of a y in float32, for norms that no kernel quantizes.
+inline __global__ void __launch_bounds__(kMaxThreads)
+    quantize_rows(const __grid_constant__ QuantizeArguments a) {
+  each_row(a.rows, [&](int64_t row, MultiPassGroup& group) {
+    const auto* const from = reinterpret_cast<const float*>(a.from.data) + a.from.offset(row);
+    const auto each = [&](auto body) {
+      for (int64_t column = group.thread(); column < a.cols; column += group.size()) {
+        const float y[1] = {from[column]};
+        body(y, column);
+      }
+    };
+    uint32_t most = 0;
+    if (a.quantization.scale == nullptr) {
+      each([&](const float(&y)[1], int64_t) { most = largest_magnitude(most, y); });
+      most = group.max(most);
+    }
+    const float inverse = inverse_scale<false>(a.quantization, most, row, threadIdx.x == 0);
+    char* const to = a.y.data + a.y.offset(row);
+    each([&](const float(&y)[1], int64_t column) {
+      store_codes(a.y.dtype, to + column, inverse, y);
+    });
+  });
 }
 
 // A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias.

@@ -7,6 +7,7 @@
 
 #include "cuda/primitives/parameters.cuh"
 #include "cuda/row/epilogue.cuh"
+#include "cuda/row/quantize.cuh"
 #include "cuda/row/statistics.cuh"
 
 namespace evenkeel::cuda {
@@ -40,33 +41,64 @@ struct RowOutput {
   char* const to;     // of the thread's first vector
   const float shift;  // of a normalized value
 
+  __device__ void store() const {
+    each([&](int v, const float(&y)[W]) {
+      constexpr bool kEvictFirst = kPolicy.evict_first() && kAligned;
+      Access<Y, W, float>::template store<kEvictFirst>(to + at.distance(a.y, v, sizeof(Y)), y);
+    });
+  }
+
+  // y is evaluated twice where the row's scale is to be found, by the same code, from the tile.
+  template <typename Group>
+  __device__ void quantize(Group& group) const {
+    const Quantization& q = a.quantization;
+    uint32_t most = 0;
+    float inverse = 0;
+#pragma unroll 1
+    for (bool find = q.scale == nullptr;; find = false) {
+      if (!find) inverse = inverse_scale<true>(q, most, at.row, at.first == 0 && at.stores);
+      each([&](int v, const float(&y)[W]) {
+        if (find) {
+          most = largest_magnitude(most, y);
+        } else {
+          store_codes(a.y.dtype, to + at.distance(a.y, v, sizeof(Y)), inverse, y);
+        }
+      });
+      if (!find) return;
+      most = group.max(most);
+    }
+  }
+
+ private:
+  // Calls take(v, y) for the thread's vectors.
+  //
   // Which parameters there are, and of which dtype, is found out before the loops. A weight that is known has no
   // offset, and beside it a bias that is not known is absent.
-  __device__ void store() const {
+  template <typename Take>
+  __device__ void each(const Take& take) const {
     constexpr bool kKnown = !kPolicy.terms.weight_offset;
     const DeviceVector &weight = a.formula.weight, &bias = a.formula.bias;
     const bool has_weight = weight.data != nullptr, has_bias = bias.data != nullptr;
     if constexpr (kPolicy.is_rms()) {
-      store_all<X, kKnown, false>(has_weight, has_bias);
+      each_of<X, kKnown, false>(has_weight, has_bias, take);
     } else if constexpr (kPolicy.is_layer()) {
-      store_all<X, kKnown, kKnown>(has_weight, has_bias);
+      each_of<X, kKnown, kKnown>(has_weight, has_bias, take);
     } else {
       with_type_of<X, Y>(has_weight ? weight.dtype : bias.dtype, [&](auto type) {
         using T = decltype(type);
         if (kKnown && has_weight && has_bias) {
-          store_all<T, kKnown, kKnown>(has_weight, has_bias);
+          each_of<T, kKnown, kKnown>(has_weight, has_bias, take);
         } else if (kKnown && has_weight) {
-          store_all<T, kKnown, false>(has_weight, has_bias);
+          each_of<T, kKnown, false>(has_weight, has_bias, take);
         } else {
-          store_all<T, false, false>(has_weight, has_bias);
+          each_of<T, false, false>(has_weight, has_bias, take);
         }
       });
     }
   }
 
- private:
-  template <typename T, bool kWeight, bool kBias>
-  __device__ void store_all(bool has_weight, bool has_bias) const {
+  template <typename T, bool kWeight, bool kBias, typename Take>
+  __device__ void each_of(bool has_weight, bool has_bias, const Take& take) const {
     using Parameter = Access<T, W, float>;
     constexpr int kSize = sizeof(T);
     constexpr int kBatch =
@@ -100,7 +132,7 @@ struct RowOutput {
 #pragma unroll
           for (int k = 0; k < W; ++k) weight[k] += offset;
         }
-        store_vector(begin + i, weight, bias);
+        evaluate(begin + i, weight, bias, take);
       }
     }
   }
@@ -118,13 +150,14 @@ struct RowOutput {
     return false;
   }
 
-  __device__ void store_vector(int v, const float (&weight)[W], const float (&bias)[W]) const {
-    constexpr bool kEvictFirst = kPolicy.evict_first() && kAligned;
+  template <typename Take>
+  __device__ void evaluate(int v, const float (&weight)[W], const float (&bias)[W],
+                           const Take& take) const {
     float x[W], y[W];
     tile.values(v, moments.center, x);
     const float rstd = moments.rstd[kRows == 1 ? 0 : v];
     evaluate_epilogue<X, kPolicy.terms>(a, x, rstd, shift, weight, bias, y);
-    Access<Y, W, float>::template store<kEvictFirst>(to + at.distance(a.y, v, sizeof(Y)), y);
+    take(v, y);
   }
 };
 

@@ -113,11 +113,25 @@ constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
   return list;
 }
 
+// Of y in 8 bits, aligned rows of half types, whose residual has the dtype of x. The same splits as those of a float32
+// y: it has the bits that y is quantized from.
+constexpr PolicyList<ForwardPolicy> quantizing_policies() {
+  PolicyList<ForwardPolicy> list;
+  for (const bool residual : {false, true}) {
+    for (const ForwardSplit& split : kForwardHalf)
+      list.add(forward_policy(split, 2, 1, true, kNoTerms, Specialization::kNone, residual));
+  }
+  return list;
+}
+
+inline constexpr PolicyList<ForwardPolicy> kForwardHalfToEightBits = quantizing_policies(),
+                                           kForwardFloatToEightBits;
 inline constexpr auto kForwardHalfToHalf = forward_policies(2, 2);
 inline constexpr auto kForwardHalfToFloat = forward_policies(2, 4);
 inline constexpr auto kForwardFloatToHalf = forward_policies(4, 2);
 inline constexpr auto kForwardFloatToFloat = forward_policies(4, 4);
 constexpr const PolicyList<ForwardPolicy>& forward_policies_of(int x_size, int y_size) {
+  if (y_size == 1) return x_size == 2 ? kForwardHalfToEightBits : kForwardFloatToEightBits;
   if (x_size == 2) return y_size == 2 ? kForwardHalfToHalf : kForwardHalfToFloat;
   return y_size == 2 ? kForwardFloatToHalf : kForwardFloatToFloat;
 }

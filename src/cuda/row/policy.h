@@ -86,6 +86,7 @@ struct ForwardPolicy {
   }
 
   constexpr bool multi_pass() const { return elements == 0; }
+  constexpr bool quantizes() const { return y_size == 1; }
   constexpr bool is_rms() const { return specialization == Specialization::kRms; }
   constexpr bool is_layer() const { return specialization == Specialization::kLayer; }
   constexpr bool is_specialized() const { return specialization != Specialization::kNone; }

@@ -1,5 +1,5 @@
 // The prologue of a forward kernel that adds a residual: s = x + residual, rounded to the sum's dtype, comes
-// into the tile as a loaded x would (loader.cuh), and is stored. x has the dtype of y; residual and sum have X.
+// into the tile as a loaded x would (loader.cuh), and is stored. x has the dtype of y (Summand); residual and sum have X.
 #pragma once
 
 #include "cuda/row/loader.cuh"
@@ -11,7 +11,8 @@ class AddResidual {
   using Tile = ForwardTile<X, kPolicy>;
   using Position = ForwardPosition<kPolicy>;
   using In = typename Tile::In;
-  using Branch = Access<Y, kPolicy.vector(), float>;
+  using B = Summand<X, Y>;
+  using Branch = Access<B, kPolicy.vector(), float>;
   using Raw = typename Tile::Raw;
   using Fragment = typename Tile::Fragment;
   static constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors(), kSize = sizeof(X);
@@ -31,7 +32,7 @@ class AddResidual {
       load(0);
     } else {
       const int cols = at_.end - at_.part;
-      copy_row(Cursor<Y>(a_.x, at_.row, at_.part), a_.x, cols, slot, group.thread(), group.size());
+      copy_row(Cursor<B>(a_.x, at_.row, at_.part), a_.x, cols, slot, group.thread(), group.size());
       copy_row(Cursor<X>(a_.residual, at_.row, at_.part), a_.residual, cols, slot + residual_slot(),
                group.thread(), group.size());
       commit_copies();
@@ -67,17 +68,17 @@ class AddResidual {
 
  private:
   __device__ int residual_slot() const {
-    return static_cast<int>(slot_part_bytes(a_.part_cols, sizeof(Y), kAligned));
+    return static_cast<int>(slot_part_bytes(a_.part_cols, sizeof(B), kAligned));
   }
 
   __device__ void load(int begin) {
-    const char* const x = at_.address(a_.x, sizeof(Y));
+    const char* const x = at_.address(a_.x, sizeof(B));
     const char* const residual = at_.address(a_.residual, kSize);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int v = begin + i;
       x_[i] = Branch::template load_if<kEvictFirst>(at_.inside(v),
-                                                    x + at_.distance(a_.x, v, sizeof(Y)));
+                                                    x + at_.distance(a_.x, v, sizeof(B)));
       residual_[i] = In::template load_if<kEvictFirst>(
           at_.inside(v), residual + at_.distance(a_.residual, v, kSize));
     }
@@ -108,14 +109,14 @@ class AddResidual {
   }
 
   __device__ void add_unaligned(const char* slot, Raw& raw) {
-    const char* const x = slot + Cursor<Y>(a_.x, at_.row, at_.part).offset16();
+    const char* const x = slot + Cursor<B>(a_.x, at_.row, at_.part).offset16();
     const char* const residual =
         slot + residual_slot() + Cursor<X>(a_.residual, at_.row, at_.part).offset16();
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = at_.own + v * at_.step;
       raw[v] = sum_of(
-          Branch::load_unaligned_shared(x + column * static_cast<int>(sizeof(Y)), at_.valid(v)),
+          Branch::load_unaligned_shared(x + column * static_cast<int>(sizeof(B)), at_.valid(v)),
           In::load_unaligned_shared(residual + column * kSize, at_.valid(v)));
     }
   }

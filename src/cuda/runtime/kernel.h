@@ -31,10 +31,14 @@ struct KernelSet {
 
 // x's dtype, then that of y or dy; dx has x's. Arithmetic in float32.
 extern const KernelSet kF32F32, kF32F16, kF32BF16, kF16F32, kF16F16, kBF16F32, kBF16BF16;
+// y quantized, forward only.
+extern const KernelSet kF16EightBits, kBF16EightBits;
 // Dtypes looked up at run time: one multi-pass kernel for each pass. Arithmetic in float32, or in float64.
 extern const KernelSet kRuntimeDtypeF32, kRuntimeDtypeF64;
 // The addition of a residual alone, dtypes looked up at run time, in float32 or in float64.
 Kernel& add_residual_kernel(Dtype arithmetic);
+// The quantization of a float32 y alone.
+Kernel& quantize_kernel();
 
 // policy: its index in the table of its element size (group/policies.h), which says which pass it is of.
 struct GroupKernelSet {
