@@ -93,8 +93,9 @@ std::vector<Buffer*> buffers_of(const Problem& problem) {
     add(problem.buffer(tensor));
   }
   if (problem.spec().residual.present) add(problem.buffer(Tensor::kNormalized));
-  for (Vector vector : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias,
-                        Vector::kMean, Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd}) {
+  for (Vector vector :
+       {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
+        Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kScale, Vector::kRowScale}) {
     add(problem.buffer(vector));
   }
   return buffers;
@@ -159,7 +160,10 @@ std::vector<CallStructs::Field> CallStructs::fields(bool backward) {
     all.insert(all.end(), {{Kind::kStructSize, &a.struct_size},
                            {Kind::kInt32, &a.reserved},
                            {Kind::kPointer, &a.mean},
-                           {Kind::kPointer, &a.rstd}});
+                           {Kind::kPointer, &a.rstd},
+                           {Kind::kPointer, &a.y_scale},
+                           {Kind::kPointer, &a.y_row_scale},
+                           {Kind::kDouble, &a.y_amax_bound}});
     for (ek_tensor* t : {&a.x, &a.y, &a.residual, &a.sum}) tensor(*t);
     for (ek_vector* v : {&a.weight, &a.bias}) vector(*v);
   }
@@ -280,7 +284,8 @@ bool CallStructs::is_backed(const Problem& problem, bool backward) {
   const ek_forward_args& a = *forward_;
   const ek_tensor& normalized = a.residual.data == nullptr ? a.x : a.sum;
   return tensor(a.x) && tensor(a.y) && tensor(a.residual) && tensor(a.sum) && vector(a.weight) &&
-         vector(a.bias) && statistics(a.mean, normalized) && statistics(a.rstd, normalized);
+         vector(a.bias) && statistics(a.mean, normalized) && statistics(a.rstd, normalized) &&
+         there(a.y_scale, 4) && there(a.y_row_scale, units * 4);
 }
 
 }  // namespace evenkeel::support

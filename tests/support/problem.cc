@@ -346,6 +346,8 @@ const Buffer& Problem::buffer(Vector vector) const {
       return rstd_;
     case Vector::kSavedMean:
       return saved_mean_;
+    case Vector::kScale:
+      return y_scale_;
     case Vector::kRowScale:
       return row_scale_;
     case Vector::kSavedRstd:
@@ -394,6 +396,7 @@ ek_dtype Problem::dtype(Vector vector) const {
       return case_.dweight.dtype;
     case Vector::kDbias:
       return case_.dbias.dtype;
+    case Vector::kScale:
     case Vector::kRowScale:
       return EK_F32;
     default:

@@ -40,6 +40,7 @@ enum class Vector {
   kRstd,
   kSavedMean,
   kSavedRstd,
+  kScale,
   kRowScale
 };
 

@@ -92,6 +92,23 @@ TEST(Wrapper, HalfTypesAreNamed) {
   EXPECT_EQ(y, (std::array<float, 2>{-1, 1}));
 }
 
+TEST(Wrapper, QuantizesY) {
+  const std::array<float, 2> x = {1, 3}, scale = {0.5, 0};
+  std::array<unsigned char, 2> y = {};
+  std::array<float, 1> row_scale = {};
+  const auto problem = evenkeel::layer_norm(1, 2, 0.0);
+  const evenkeel::Output codes{y.data(), y.size(), EK_I8};
+  evenkeel::forward(problem, {.x = x, .y = codes, .y_scale = scale});
+  EXPECT_EQ(y, (std::array<unsigned char, 2>{0xfe, 2}));
+  evenkeel::forward(problem, {.x = x, .y = codes, .y_row_scale = row_scale});
+  EXPECT_EQ(y, (std::array<unsigned char, 2>{0x81, 127}));
+  EXPECT_EQ(row_scale[0], 1.0f / 127);
+  std::vector<double> wide(1);
+  const Error error =
+      error_of([&] { evenkeel::forward(problem, {.x = x, .y = codes, .y_row_scale = wide}); });
+  EXPECT_STREQ(error.what(), "y_row_scale must be float");
+}
+
 TEST(Wrapper, LibraryErrorsBecomeExceptions) {
   std::vector<float> x(4), y(4);
   const Error error =
