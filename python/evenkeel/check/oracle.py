@@ -176,8 +176,10 @@ def backward(case, x, dy, dsum, weight, bias, mean, rstd):
         at = activated(case["activation"], z)
         dz = dy * at.slope
         e_dz = np.abs(dy) * (at.bend * e_z + 8 * u) + u * np.abs(dz)
-        # A ReLU's slope is that of either side where its kink is within reach.
+        # A ReLU selects, so that a NaN stays where it is let through. Its slope is that of either side where its kink
+        # is within reach.
         if case["activation"] == "relu":
+            dz = np.where(at.slope == 0, 0, dy)
             e_dz = np.where(np.abs(z) <= e_z, np.abs(dy), 0)
     g = dz * weight
     e_g = np.abs(weight) * e_dz + 2 * u * np.abs(g) + tiny
