@@ -34,7 +34,7 @@ WRONG = [
     ("rms_norm", {"x": X, "eps": None}, TypeError, "eps must be a number.*None"),
     ("rms_norm", {"x": X, "casting": "liger"}, ValueError, "casting must be one of.*'liger'"),
     ("rms_norm", {"x": X, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0.*no weight"),
-    ("layer_norm", {"x": X, "activation": "gelu"}, ValueError, "activation must be one of.*'gelu'"),
+    ("layer_norm", {"x": X, "activation": "tanh"}, ValueError, "activation must be one of.*'tanh'"),
     ("layer_norm", {"x": X, "out_dtype": "int8"}, TypeError, "out_dtype must be one of.*int8"),
     ("layer_norm", {"x": X, "out_dtype": "half a byte"}, TypeError, "out_dtype must be one of"),
     ("layer_norm", {"x": X, "residual": X[:2]}, ValueError, r"residual has shape \(2, 4, 24\)"),

@@ -291,7 +291,7 @@ def test_lowering_for_cuda(norm, options):
         f"op = {NORMS.index(norm)} : i64",
         f"lead = {1 if norm == 'group_norm' else 2} : i64",
         f"layout = {0 if 'data_format' in options else 1} : i64",
-        f"activation = {int('activation' in options)} : i64",
+        f"activation = {_abi.ACTIVATIONS[options.get('activation', 'none')]} : i64",
         f"has_residual = {'true' if 'residual' in options else 'false'}",
         f"has_dsum = {'true' if 'residual' in options else 'false'}",
         f"wants_dresidual = {'true' if 'residual' in options else 'false'}",

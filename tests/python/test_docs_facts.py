@@ -119,7 +119,7 @@ def test_recipes_name_every_file(section, pattern):
 
 
 def defines(path, name):
-    pattern = rf"def {name}\(|^TEST(_[PF])?\(\w+, {name}\)"
+    pattern = rf"def {name}\(|^{name} = |^TEST(_[PF])?\(\w+, {name}\)"
     return re.search(pattern, path.read_text(), re.M) is not None
 
 
