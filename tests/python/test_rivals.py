@@ -37,7 +37,6 @@ TOLERANCES = {"f32": 1e-5, "bf16": 2e-2}
 def hasty(monkeypatch):
     """Figures need not be good here."""
     monkeypatch.setattr(measure, "PAUSE", 0)
-    monkeypatch.setattr(measure, "keep_pages", lambda: None)  # it is for good
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
