@@ -27,7 +27,8 @@ DeviceProblem::DeviceProblem(support::Problem& host, Device& device, const char*
   }
   if (host.spec().residual.present) mirror(host.buffer(Tensor::kNormalized));
   for (Vector v : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
-                   Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd}) {
+                   Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kScale,
+                   Vector::kRowScale}) {
     mirror(host.buffer(v));
   }
   for (ek_tensor* t : {&forward_args_.x, &forward_args_.y, &forward_args_.residual,
@@ -42,6 +43,8 @@ DeviceProblem::DeviceProblem(support::Problem& host, Device& device, const char*
   for (void** statistics : {&forward_args_.mean, &forward_args_.rstd}) {
     *statistics = twin(*statistics);
   }
+  forward_args_.y_scale = static_cast<const float*>(twin(forward_args_.y_scale));
+  forward_args_.y_row_scale = static_cast<float*>(twin(forward_args_.y_row_scale));
   for (const void** statistics : {&backward_args_.mean, &backward_args_.rstd}) {
     *statistics = twin(*statistics);
   }
@@ -104,7 +107,9 @@ void DeviceProblem::download(bool backward) {
       fetch(output);
   } else {
     const ek_forward_args& args = host_.forward_args();
-    for (void* output : {args.y.data, args.sum.data, args.mean, args.rstd}) fetch(output);
+    for (void* output : {args.y.data, args.sum.data, args.mean, args.rstd,
+                         static_cast<void*>(args.y_row_scale)})
+      fetch(output);
   }
 }
 
