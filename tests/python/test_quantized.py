@@ -152,8 +152,22 @@ def test_options(device):
             compare("rms_norm", x, (96,), weight, E5M2, **options)
 
 
-def test_scaled_mm_takes_both():
-    x, other = random((32, 64), torch.bfloat16, 9), random((48, 64), torch.bfloat16, 10)
+def multiplies_scaled_rows(device):
+    """Whether torch._scaled_mm takes a scale for each row: on a CPU not in every version."""
+    q, scale = torch.ones(16, 16, device=device).to(E4M3), torch.ones(16, 1, device=device)
+    try:
+        torch._scaled_mm(q, q.t(), scale, scale.t(), out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+@devices
+def test_scaled_mm_takes_both(device):
+    if device == "cpu" and not multiplies_scaled_rows(device):
+        pytest.skip(f"torch {torch.__version__} multiplies no rows with scales on a CPU")
+    x = random((32, 64), torch.bfloat16, 9).to(device)
+    other = random((48, 64), torch.bfloat16, 10).to(device)
     q, scale = ek.rms_norm_quantized(x, (64,), dtype=E4M3)
     w, w_scale = ek.rms_norm_quantized(other, (64,), dtype=E4M3)
     expected = (q.float() * scale) @ (w.float() * w_scale).t()
