@@ -17,6 +17,8 @@ import evenkeel.jax as ek
 from evenkeel.jax import _load, calls
 from evenkeel.jax.norm import Norm
 
+LIBRARY = "libevenkeel.so"
+
 X, GOOD, SHORT = random((3, 4, 24)), random((24,)), random((23,))
 
 WRONG = [
@@ -149,8 +151,8 @@ def test_without_jax(tmp_path):
 
 
 def test_without_handlers(tmp_path):
-    library = pathlib.Path(os.environ["EVENKEEL_LIBRARY_PATH"]) / "libevenkeel.so"
-    shutil.copy(library, tmp_path)
+    folders = map(pathlib.Path, os.environ["EVENKEEL_LIBRARY_PATH"].split(os.pathsep))
+    shutil.copy(next(folder for folder in folders if (folder / LIBRARY).exists()) / LIBRARY, tmp_path)
     error = imported(EVENKEEL_LIBRARY_PATH=str(tmp_path))
     assert "built without jaxlib's headers" in error and "pip install" in error
 
