@@ -1,32 +1,14 @@
-"""The table of docs/jax.md, made from the CSV files that jax_norms.py writes.
+"""The table of docs/jax.md, made from the CSV files that `python -m evenkeel bench-jax` writes.
 
 Apart from the measuring, so that it can be made again without JAX. scripts/docs.py puts it into the document.
 """
 
+import checkout  # noqa: F401
 import reports
+from evenkeel.bench.jax_lines import EVENKEEL, PASSES, shown, speedup, title
 
-EVENKEEL, FORMULAS, FLAX, PALLAS = "evenkeel", "formulas, jit", "flax", "Pallas"
-PASSES = ("forward", "forward + backward")
 SMALL = ("8x64", "2x4x4x64")
 TITLES = {"kept": "Results in memory that was used before", "fresh": "Large results in new memory"}
-
-
-def speedup(found):
-    """The best rival's row, and how many times as long as evenkeel that takes, round by round."""
-    rivals = [row for row in found if row["contender"] != EVENKEEL]
-    best = min(rivals, key=lambda row: float(row["time_us"]))
-    return best, float(best["speedup"])
-
-
-def title(row):
-    added = " + residual" if int(row["residual"]) else ""
-    return f"{row['op']}{added} {row['shape']} {row['dtype']}"
-
-
-def sentence(found):
-    best, lead = speedup(found)
-    times = ", ".join(f"{row['contender']} {row['time_us']} us" for row in found)
-    return f"{title(found[0])} {found[0]['pass']}: {times}; {lead:.2f} x {best['contender']}"
 
 
 def cell(found):
@@ -34,10 +16,6 @@ def cell(found):
     best, lead = speedup(found)
     text = f"{shown(times[EVENKEEL])} / {shown(times[best['contender']])} {best['contender']} ({lead:.2f}x)"
     return text if lead >= 1 else f"*{text}*"
-
-
-def shown(microseconds):
-    return f"{microseconds / 1000:.2f} ms" if microseconds >= 1000 else f"{microseconds:.1f} us"
 
 
 def markdown(path):

@@ -106,7 +106,7 @@ def test_the_whole_python_suite_runs(tree):
         ("tensorflow", "suite.py", "tests"),
         ("tensorflow", "tensorflow_layers.py", "benchmark"),
         ("jax", "suite.py", "tests"),
-        ("jax", "jax_norms.py", "benchmark"),
+        ("jax", "bench-jax", "benchmark"),
     ],
 )
 def test_a_part_that_fails_is_named(tree, command, fail, part):
@@ -156,7 +156,7 @@ def test_figures_have_their_files(tree):
     assert "--csv out/tensorflow-nvidia-test-gpu-" in calls
     _, calls = gpu(tree, "jax", EVENKEEL_JAX_PYTHON="cmake", EVENKEEL_RESULTS="out")
     assert "cmake scripts/suite.py tests/jax\n" in calls
-    assert "cmake benchmarks/jax_norms.py --device cuda --commit abc" in calls
+    assert "cmake -m evenkeel bench-jax --device cuda --commit abc" in calls
     assert "--csv out/jax-nvidia-test-gpu-" in calls
 
 

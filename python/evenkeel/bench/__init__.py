@@ -8,4 +8,9 @@ steps        training steps of whole models: native, fused, without norms
 report       tables, CSV and JSON
 plots        pictures, and the look that all of the project's pictures share
 cli          the command
+
+And `python -m evenkeel bench-jax`, evenkeel.jax beside what else normalizes in JAX:
+
+jax_norms    the command
+jax_lines    what its lines are called and say
 """

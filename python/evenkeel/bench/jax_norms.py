@@ -1,4 +1,4 @@
-"""evenkeel.jax beside what else normalizes in JAX: the written-out formulas under jit (XLA's fusion), flax's
+"""`python -m evenkeel bench-jax`: evenkeel.jax beside what else normalizes in JAX: the written-out formulas under jit (XLA's fusion), flax's
 modules, and on a GPU the norms among Pallas's examples.
 
 Every contender is one compiled program of the same arrays: x and, where there is one, a residual of x's dtype,
@@ -7,8 +7,6 @@ alternating rounds. Freed memory stays with the process, so that no contender is
 --fresh-pages leaves that to malloc, which gives large arrays back at once; on a GPU the calls go round over so many
 sets of arrays that no cache holds them. Results are compared with the formulas' before anything is timed. The
 smallest shapes tell what a call costs the host.
-
-    .venv-jax/bin/python benchmarks/jax_norms.py [layer_norm] [rms_norm] [group_norm] [--csv FILE]
 """
 
 import argparse
@@ -19,31 +17,15 @@ import pathlib
 import statistics
 import sys
 
-import checkout
-
-# The package comes from the sources, as in the tests; all libraries from one build folder, the first of these
-# that has the handlers.
-os.environ.setdefault(
-    "EVENKEEL_LIBRARY_PATH",
-    next(
-        (
-            str(checkout.ROOT / "build" / name)
-            for name in ("gpu", "release", "cpu-only", "dev")
-            if (checkout.ROOT / "build" / name / "evenkeel_jax.so").exists()
-        ),
-        "",
-    ),
-)
-
 import flax
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 import evenkeel.jax as ek
-import jax_report as report
 from evenkeel import _native
 from evenkeel.bench import command, measure
+from evenkeel.bench import jax_lines as report
 
 EPS, GROUPS = 1e-6, 32
 NORMS = ("layer_norm", "rms_norm", "group_norm")
@@ -206,29 +188,28 @@ def lines(norms, device):
                 yield norm, residual, shape, dtype, pass_
 
 
-def arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser):
+    parser.description = __doc__.partition(": ")[2]
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("norms", nargs="*", choices=[*NORMS, []], help="(default: all)")
-    parser.add_argument("--device", choices=ROWS, default="cpu")
+    parser.add_argument(
+        "--device", choices=ROWS, help="(default: a GPU if JAX sees one, else the CPU)"
+    )
     parser.add_argument(
         "--fresh-pages", action="store_true", help="on a CPU: large results in new memory"
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a line's rounds")
     parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
     parser.add_argument("--commit", help="what the figures belong to (default: git describe)")
-    options = parser.parse_args()
-    options.norms = options.norms or NORMS
+    parser.set_defaults(run=lambda options: main(parser, options))
+
+
+def main(parser, options):
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    elif jax.default_backend() != "gpu":
+    elif options.device == "cuda" and jax.default_backend() != "gpu":
         parser.error("--device cuda: JAX sees no GPU")
-    return options
-
-
-def main():
-    options = arguments()
+    options.device = "cuda" if jax.default_backend() == "gpu" else "cpu"
     if not options.fresh_pages:
         measure.keep_pages()
     constants = {
@@ -244,13 +225,10 @@ def main():
         "build": pathlib.Path(ek._load.PATH).parent.name,
     }
     rows = []
-    for line in lines(options.norms, options.device):
+    for line in lines(options.norms or NORMS, options.device):
         found = [constants | row for row in measured(*line, options)]
         rows += found
         print(report.sentence(found), flush=True)
         if options.csv:
             command.append(options.csv, list(found[0]), found)
 
-
-if __name__ == "__main__":
-    main()
