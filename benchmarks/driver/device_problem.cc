@@ -26,9 +26,9 @@ DeviceProblem::DeviceProblem(support::Problem& host, Device& device, const char*
     mirror(host.buffer(t));
   }
   if (host.spec().residual.present) mirror(host.buffer(Tensor::kNormalized));
-  for (Vector v : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
-                   Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kScale,
-                   Vector::kRowScale}) {
+  for (Vector v :
+       {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
+        Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kScale, Vector::kRowScale}) {
     mirror(host.buffer(v));
   }
   for (ek_tensor* t : {&forward_args_.x, &forward_args_.y, &forward_args_.residual,
@@ -107,8 +107,8 @@ void DeviceProblem::download(bool backward) {
       fetch(output);
   } else {
     const ek_forward_args& args = host_.forward_args();
-    for (void* output : {args.y.data, args.sum.data, args.mean, args.rstd,
-                         static_cast<void*>(args.y_row_scale)})
+    for (void* output :
+         {args.y.data, args.sum.data, args.mean, args.rstd, static_cast<void*>(args.y_row_scale)})
       fetch(output);
   }
 }

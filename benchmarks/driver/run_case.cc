@@ -10,6 +10,7 @@
 #include "device_problem.h"
 #include "support/compare.h"
 #include "support/half.h"
+#include "support/quantized.h"
 
 namespace evenkeel::bench {
 namespace {
@@ -67,6 +68,19 @@ void judge(Problem& problem, bool backward, Line& line) {
     share = std::max(share, output.max_share);
   }
   line.share = share;
+}
+
+// y of 8 bits is compared with what the device's own norm in float32 gives, quantized.
+void judge_quantized(Problem& problem, Device& device, const Plan& plan, Line& line) {
+  Problem norm = support::make_unquantized(problem);
+  DeviceProblem on_device(norm, device, plan.backend);
+  if (line.failure = on_device.prepare(false); !line.failure.empty()) return;
+  if (line.failure = on_device.run(false); !line.failure.empty()) return;
+  on_device.download(false);
+  if (line.failure = norm.check_memory(false); !line.failure.empty()) return;
+  judge(norm, false, line);
+  line.failure = line.failure.empty() ? support::compare_quantized(problem, norm)
+                                      : "before quantization: " + line.failure;
 }
 
 // Tensors of the ceiling: out = a, or out = a + b.
@@ -145,7 +159,10 @@ Line run_pass(Problem& problem, DeviceProblem& on_device, Device& device, const 
     progress("checking");
     on_device.download(backward);
     line.failure = problem.check_memory(backward);
-    if (line.failure.empty()) judge(problem, backward, line);
+    if (line.failure.empty()) {
+      !backward&& quantizes(c) ? judge_quantized(problem, device, plan, line)
+                               : judge(problem, backward, line);
+    }
   }
   // A call in place changes its own input, so that repeated calls would meet ever stranger values.
   const bool repeatable = c.in_place == support::InPlace::kNone && element_count(c) > 0;

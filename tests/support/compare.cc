@@ -180,7 +180,10 @@ Accuracy check_forward(Problem& problem, const Runner& runner) {
   Accuracy failed;
   if (failed.failure = problem.forward(runner); !failed.failure.empty()) return failed;
   if (quantizes(problem.spec())) {
-    failed.failure = check_quantized(problem, runner);
+    Problem norm = make_unquantized(problem);
+    failed.failure = check_forward(norm, runner).failure;
+    failed.failure = failed.failure.empty() ? compare_quantized(problem, norm)
+                                            : "before quantization: " + failed.failure;
     return failed;
   }
   Problem oracle = make_oracle(problem);

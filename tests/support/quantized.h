@@ -21,9 +21,12 @@ unsigned char code_of(ek_dtype dtype, float scaled);
 // Whether two codes are the same number; all NaNs are.
 bool same_code(ek_dtype dtype, unsigned char a, unsigned char b);
 
-// Compares a problem that has been run with what its norm gives in float32, quantized; both by the same runner. ""
-// or what differs.
-std::string check_quantized(const Problem& problem, const Runner& runner);
+// The norm that a problem quantizes: the same inputs, y in float32. Not run yet.
+Problem make_unquantized(const Problem& problem);
+
+// Compares y, the scales and what else there is with those of the norm, quantized. Both have been run in the same way.
+// "" or what differs.
+std::string compare_quantized(const Problem& problem, const Problem& norm);
 
 }  // namespace evenkeel::support
 
