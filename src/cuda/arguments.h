@@ -59,10 +59,10 @@ struct RowStep {
 struct Formula {
   DeviceVector weight, bias;
   Number eps, weight_offset;
-  Number inv_n;  // 1 / values that share a mean and rstd
-  bool centers;  // layer norm
-  ek_activation activation;
-  bool rounds;  // the normalized value to x's type, before the weight (casting order llama)
+  Number inv_n;        // 1 / values that share a mean and rstd
+  bool centers;        // layer norm
+  uint8_t activation;  // ek_activation
+  bool rounds;         // the normalized value to x's type, before the weight (casting order llama)
 };
 
 // How y is quantized to 8 bits: by one scale, or (scale == nullptr) by one of each row, which is stored.

@@ -65,7 +65,7 @@ inline Formula formula_of(const Call& call, int64_t count) {
           .weight_offset = call.weight_offset,
           .inv_n = 1 / static_cast<double>(count),
           .centers = call.centers(),
-          .activation = call.activation,
+          .activation = static_cast<uint8_t>(call.activation),
           .rounds = call.casting == EK_CASTING_LLAMA};
 }
 

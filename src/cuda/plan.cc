@@ -291,7 +291,8 @@ GroupProblem group_problem(const Call& call, const GroupPlan& plan) {
           .backward = call.pass == Pass::kBackward,
           .aligned = !runtime && is_aligned(call),
           .x_size = runtime ? 0 : static_cast<int>(size_of(call.x.dtype)),
-          .size = static_cast<int>(size_of(call.compute))};
+          .size = static_cast<int>(size_of(call.compute)),
+          .activations = activations_with(call.activation)};
 }
 
 // Finds tile and kernel. Where the table has none for the tile, one that reads single elements takes the call, of

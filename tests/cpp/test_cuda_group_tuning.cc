@@ -59,9 +59,13 @@ std::string describe(const Choice& c) {
 struct Sizes {
   int x, compute;
   bool aligned;
+  Activations activations = Activations::kCheap;
 };
-constexpr Sizes kSizes[] = {{2, 4, true},  {4, 4, true},  {2, 4, false},
-                            {4, 4, false}, {0, 4, false}, {0, 8, false}};
+constexpr Activations kOthers = Activations::kOthers;
+constexpr Sizes kSizes[] = {{2, 4, true},           {4, 4, true},           {2, 4, false},
+                            {4, 4, false},          {2, 4, true, kOthers},  {4, 4, true, kOthers},
+                            {2, 4, false, kOthers}, {4, 4, false, kOthers}, {0, 4, false},
+                            {0, 8, false, kOthers}};
 
 struct Sweep {
   std::vector<int64_t> per_group, groups, spatial;
@@ -83,7 +87,8 @@ void for_choices(const NamedDevice& on, const Sweep& sweep, const Body& body) {
                                          .backward = backward,
                                          .aligned = sizes.aligned,
                                          .x_size = sizes.x,
-                                         .size = sizes.compute};
+                                         .size = sizes.compute,
+                                         .activations = sizes.activations};
               const int64_t width = channels_last ? problem.channels : spatial;
               if (sizes.aligned && width % (16 / sizes.x) != 0) continue;
               const GroupChoice choice =

@@ -109,7 +109,7 @@ struct GroupBackward {
     C bias[kChannels];
     table.get(kBias, position.slot, bias);
     run([&](const C(&x)[W], C(&dz)[W]) {
-      with_activation(a.formula, [&](auto activation) {
+      with_activation<kPolicy.activations>(a.formula, [&](auto activation) {
 #pragma unroll
         for (int k = 0; k < W; ++k)
           dz[k] = activation.gradient(x[k] * scale[k % kChannels] + bias[k % kChannels], dz[k]);

@@ -249,19 +249,16 @@ struct GroupForward {
         C y[W];
 #pragma unroll
         for (int k = 0; k < W; ++k)
-          y[k] = (x[k] - mean[k % kChannels]) * scale[k % kChannels] + shift[k % kChannels];
-        activate(y);
+          y[k] =
+              activate((x[k] - mean[k % kChannels]) * scale[k % kChannels] + shift[k % kChannels]);
         In::store(a.y, to.first, y);
         to.first += to.step;
       });
     };
-    if (a.formula.activation == EK_ACTIVATION_NONE) return store([](C(&)[W]) {});
-    store([&](C(&y)[W]) {
-      with_activation(a.formula, [&](auto activation) {
-#pragma unroll
-        for (int k = 0; k < W; ++k) y[k] = activation.value(y[k]);
-      });
-    });
+    // A loop for each of them.
+    if (a.formula.activation == EK_ACTIVATION_NONE) return store([](C z) { return z; });
+    with_activation<kPolicy.activations>(
+        a.formula, [&](auto activation) { store([&](C z) { return activation.value(z); }); });
   }
 };
 

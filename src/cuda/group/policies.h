@@ -11,12 +11,17 @@
 namespace evenkeel::cuda {
 
 // For each pass and layout: sets that are read twice, as single elements or as vectors; and resident ones, which
-// are vectors always. A dtype that is looked up at run time has single elements only.
+// are vectors always. All of them twice, for cheap activations and for others. A dtype that is looked up at run time
+// has single elements only, and one kernel for all activations.
 constexpr PolicyList<GroupPolicy> group_policies(int x_size) {
   PolicyList<GroupPolicy> list;
   const auto add = [&](GroupPolicy policy) {
     policy.x_size = x_size;
-    list.add(policy);
+    for (const Activations activations : {Activations::kCheap, Activations::kOthers}) {
+      policy.activations = x_size == 0 ? Activations::kAll : activations;
+      list.add(policy);
+      if (x_size == 0) return;
+    }
   };
   for (const bool last : {false, true}) {
     add({.backward = false, .channels_last = last, .vector = 1});

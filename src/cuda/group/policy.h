@@ -4,6 +4,8 @@
 // Numbers were measured on an H200 (docs/performance.md).
 #pragma once
 
+#include "cuda/primitives/activations.h"
+
 namespace evenkeel::cuda {
 
 inline constexpr int kResidentBlock = 512;  // the most threads of a block that holds its chunk
@@ -27,6 +29,8 @@ struct GroupPolicy {
   int vector = 1;           // elements that are loaded at once
   bool one_group = false;   // forward, channels last, resident: vectors lie in one group each
   bool reloads_dy = false;  // backward, resident: only x is, dy is loaded for each use
+  // With code for all of them a norm without an activation took up to a third longer.
+  Activations activations = Activations::kCheap;
 
   bool operator==(const GroupPolicy&) const = default;
 

@@ -27,8 +27,9 @@ struct GroupProblem {
   bool channels_last;
   bool backward;
   bool aligned;
-  int x_size;  // GroupPolicy's
-  int size;    // of a number in arithmetic
+  int x_size;                                     // GroupPolicy's
+  int size;                                       // of a number in arithmetic
+  Activations activations = Activations::kCheap;  // GroupPolicy's
 };
 
 struct GroupTile {
@@ -56,7 +57,8 @@ constexpr GroupPolicy group_policy_of(const GroupProblem& p, const GroupTile& t)
           .resident = t.resident,
           .vector = t.vector,
           .one_group = t.one_group,
-          .reloads_dy = t.reloads_dy};
+          .reloads_dy = t.reloads_dy,
+          .activations = p.x_size == 0 ? Activations::kAll : p.activations};
 }
 
 // What a block holds of its set: vectors of 16 bytes.

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "core/gelu.h"
+#include "cuda/primitives/activations.h"
 #include "cuda/primitives/element.cuh"
 
 namespace evenkeel::cuda {
@@ -132,8 +133,12 @@ struct GeluTanh {
 
 // Calls body(activation) with one of these, or not at all. All threads have the same one: choose it around
 // the values of a vector, so that they share the branch.
-template <typename Body>
+template <Activations kActivations = Activations::kAll, typename Body>
 __device__ inline void with_activation(const Formula& formula, const Body& body) {
+  if constexpr (kActivations == Activations::kCheap) {
+    if (formula.activation != EK_ACTIVATION_NONE) body(Silu());
+    return;
+  }
   switch (formula.activation) {
     case EK_ACTIVATION_NONE:
       return;

@@ -1,0 +1,16 @@
+// Which activations a kernel has code for, besides none.
+#pragma once
+
+#include "evenkeel/evenkeel.h"
+
+namespace evenkeel::cuda {
+
+// kCheap: SiLU, which takes few registers. A kernel that is bound by these has another instance for kOthers.
+enum class Activations { kCheap, kOthers, kAll };
+
+constexpr Activations activations_with(int32_t activation) {
+  const bool few = activation == EK_ACTIVATION_NONE || activation == EK_ACTIVATION_SILU;
+  return few ? Activations::kCheap : Activations::kOthers;
+}
+
+}  // namespace evenkeel::cuda
