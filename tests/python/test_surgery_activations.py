@@ -256,6 +256,12 @@ def test_norm_that_holds_its_activation(name, activation, device):
     assert type(module) is type(twin)
 
 
+@pytest.mark.parametrize(("groups", "channels"), [(8, 64), (32, 256)])
+def test_coarse_statistics_of_many_channels(groups, channels):
+    """They move some values to the other side of the ReLU's zero, and all of their gradients with them."""
+    assert ek.fuse(CoarseGroupNormAct(groups, channels)).replaced
+
+
 @held
 def test_activation_that_is_exchanged_later(name):
     module = made(name)
