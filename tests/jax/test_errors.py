@@ -152,7 +152,9 @@ def test_without_jax(tmp_path):
 
 def test_without_handlers(tmp_path):
     folders = map(pathlib.Path, os.environ["EVENKEEL_LIBRARY_PATH"].split(os.pathsep))
-    shutil.copy(next(folder for folder in folders if (folder / LIBRARY).exists()) / LIBRARY, tmp_path)
+    shutil.copy(
+        next(folder for folder in folders if (folder / LIBRARY).exists()) / LIBRARY, tmp_path
+    )
     error = imported(EVENKEEL_LIBRARY_PATH=str(tmp_path))
     assert "built without jaxlib's headers" in error and "pip install" in error
 

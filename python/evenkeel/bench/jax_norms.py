@@ -32,7 +32,7 @@ NORMS = ("layer_norm", "rms_norm", "group_norm")
 ROWS = {"cpu": [(4096, 4096), (16384, 1024)], "cuda": [(4096, 4096), (16384, 4096), (25216, 768)]}
 IMAGES = {"cpu": [(8, 64, 64, 256)], "cuda": [(8, 64, 64, 320), (32, 64, 64, 256)]}
 SMALL = {"layer_norm": (8, 64), "rms_norm": (8, 64), "group_norm": (2, 4, 4, 64)}
-SETS_BYTES = 600e6  # of all sets of arrays together, on a GPU
+SETS_BYTES, MOST_SETS = 600e6, 64  # of all sets of arrays together, on a GPU
 SECONDS = 2.0  # of a line's rounds
 
 
@@ -135,8 +135,9 @@ def agrees(found, expected, dtype):
 def measured(norm, residual, shape, dtype, pass_, options):
     """Rows of the CSV file: one for each contender of a line."""
     bytes_of_a_set = jnp.dtype(dtype).itemsize * jnp.zeros(shape, jnp.int8).size * 4
-    count = max(1, int(SETS_BYTES / bytes_of_a_set)) if options.device == "cuda" else 1
-    count = 1 if shape == SMALL[norm] else count
+    count = 1
+    if options.device == "cuda" and shape != SMALL[norm]:
+        count = min(max(1, int(SETS_BYTES / bytes_of_a_set)), MOST_SETS)
     sets = [arrays_of(shape, dtype, residual, seed) for seed in range(count)]
     last, calls, expected = [None], {}, None
     for name, program in programs(norm, residual, pass_, options.device):
@@ -231,4 +232,3 @@ def main(parser, options):
         print(report.sentence(found), flush=True)
         if options.csv:
             command.append(options.csv, list(found[0]), found)
-
