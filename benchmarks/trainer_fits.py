@@ -1,7 +1,7 @@
 """Fits for trainers.py: what is trained, what is recorded of it, and one function for each trainer.
 
-Models and data are the demo's (demo/training.py), and a Llama of transformers on the same text. They have no
-dropout and come in the same order, so that two fits differ by their norms only.
+Models and data are the demo's (demo/training.py); of its Llama, the model of transformers. They have no dropout and come
+in the same order, so that two fits differ by their norms only.
 """
 
 import contextlib
@@ -27,32 +27,15 @@ class Workload:
     def __init__(self, name, device, size, steps):
         self.name, self.device, self.steps = name, device, steps
         # On the CPU: moving things to a GPU is the trainer's business.
-        self.settings = training.Settings(
-            "gpt" if name == "llama" else name, torch.device("cpu"), size, steps, seed=SEED
-        )
+        self.settings = training.Settings(name, torch.device("cpu"), size, steps, seed=SEED)
         data = self.settings.data()
         self.classes, self.batch = data.classes, self.settings.sizes.batch
         batches = zip(*(data.batch(step) for step in range(steps)), strict=True)
         self.dataset = TensorDataset(*map(torch.cat, batches))
 
     def model(self):
-        if self.name != "llama":
-            return self.settings.network(self.classes)
-        import transformers
-
-        sizes = self.settings.sizes
-        torch.manual_seed(SEED)
-        return transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=self.classes,
-                hidden_size=sizes.network["width"],
-                intermediate_size=4 * sizes.network["width"],
-                num_hidden_layers=sizes.network["layers"],
-                num_attention_heads=sizes.network["heads"],
-                max_position_embeddings=sizes.length,
-                use_cache=False,
-            )
-        )
+        network = self.settings.network(self.classes)
+        return network.llama if self.name == "llama" else network
 
     def loader(self):
         return DataLoader(self.dataset, batch_size=self.batch)
