@@ -26,7 +26,7 @@ elif DEVICE != "cuda":
 # Programs that tests start find the package in the same place.
 os.environ["PYTHONPATH"] = str(ROOT / "python")
 sys.path.insert(0, str(ROOT / "python"))
-# documents.py is shared with the tests of the Python package.
+# commands.py and documents.py are shared with the tests of the Python package.
 sys.path.append(str(ROOT / "tests" / "python"))
 
 

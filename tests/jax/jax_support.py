@@ -5,9 +5,6 @@ tests/python/support.py.
 """
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import jax
@@ -30,7 +27,6 @@ ACTIVATIONS = {
 
 # How far a result may be from the oracle, relative to its largest element.
 RELATIVE = {F64: 1e-12, F32: 1e-6}
-SECONDS = 120  # for a program that a test starts
 
 
 @dataclass
@@ -234,16 +230,3 @@ def check_same(actual, expected):
     for name, value in actual.items():
         assert value.dtype == expected[name].dtype, name
         assert np.asarray(value).tobytes() == np.asarray(expected[name]).tobytes(), name
-
-
-def program(source, *arguments, **environment):
-    """What a Python program of its own prints; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout

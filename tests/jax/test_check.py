@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from jax_support import program
+from commands import program
 
 if os.environ["EVENKEEL_TEST_DEVICE"] != "cpu":
     pytest.skip("check calls XLA's CPU only", allow_module_level=True)

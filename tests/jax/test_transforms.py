@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import program
 from jax_support import (
     ACTIVATIONS,
     BF16,
@@ -18,7 +19,6 @@ from jax_support import (
     check_same,
     formula,
     make,
-    program,
     random,
     with_gradients,
 )

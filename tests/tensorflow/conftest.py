@@ -27,7 +27,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Programs that tests start find the package in the same place.
 os.environ["PYTHONPATH"] = str(ROOT / "python")
 sys.path.insert(0, str(ROOT / "python"))
-# documents.py is shared with the tests of the Python package.
+# commands.py and documents.py are shared with the tests of the Python package.
 sys.path.append(str(ROOT / "tests" / "python"))
 
 

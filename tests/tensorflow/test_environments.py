@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_support import NORMS, ON_CPU, check_same, make, program, random, with_gradients
+from commands import program
+from tf_support import NORMS, ON_CPU, check_same, make, random, with_gradients
 
 import evenkeel.tensorflow as ek
 

@@ -3,7 +3,7 @@
 TensorFlow's own threads do not survive a fork: after its first operator, a child can call none.
 """
 
-from tf_support import program
+from commands import program
 
 FAULTS = """
 import os, signal, threading, time

@@ -8,6 +8,7 @@ import hashlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from commands import program
 from tf_support import (
     CUSTOM,
     DEVICE,
@@ -21,7 +22,6 @@ from tf_support import (
     check_same,
     formula,
     make,
-    program,
     random,
     with_gradients,
 )

@@ -7,8 +7,6 @@ of tests/python/support.py.
 import functools
 import math
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +29,6 @@ PARAMETERS = {
 
 # How far a result may be from the oracle, relative to its largest element.
 RELATIVE = {tf.float64: 1e-12, tf.float32: 1e-6}
-SECONDS = 120  # for a program that a test starts
 DEVICE = "GPU:0" if os.environ["EVENKEEL_TEST_DEVICE"] == "cuda" else "CPU:0"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # for a program
 
@@ -244,16 +241,3 @@ def lacks_cudnn():
     except tf.errors.OpError as error:
         return f"needs cuDNN, for convolutions and LSTMs: {error.message.splitlines()[0][:80]}"
     return ""
-
-
-def program(source, *arguments, **environment):
-    """What a Python program of its own prints; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
