@@ -35,6 +35,17 @@ HWY_INLINE Vec<D> sigmoid(D d, Vec<D> z) {
   return hn::Div(numerator, hn::Add(one, decay));
 }
 
+// The slope of z * sigmoid(t), where `steep` is z times the slope of t. With sigmoid(-t) as it is computed: `steep` would
+// multiply what 1 - sigmoid(t) rounds.
+template <class D>
+HWY_INLINE Vec<D> sigmoid_slope(D d, Vec<D> t, Vec<D> steep) {
+  const auto one = hn::Set(d, 1), decay = hn::Exp(d, hn::Neg(hn::Abs(t)));
+  const auto near = hn::Div(one, hn::Add(one, decay)), far = hn::Mul(decay, near);
+  const auto below = hn::Lt(t, hn::Zero(d));
+  const auto s = hn::IfThenElse(below, far, near), rest = hn::IfThenElse(below, near, far);
+  return hn::Mul(s, hn::MulAdd(steep, rest, one));
+}
+
 // |z|, but no more than `end`; NaN stays.
 template <class D>
 HWY_INLINE Vec<D> magnitude_up_to(D d, Vec<D> z, int end) {
@@ -49,9 +60,7 @@ struct Silu {
   }
   template <class D>
   static HWY_INLINE Vec<D> gradient(D d, Vec<D> z, Vec<D> dy) {
-    const auto s = sigmoid(d, z);
-    const auto one = hn::Set(d, 1);
-    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(z, hn::Sub(one, s), one)));
+    return hn::Mul(dy, sigmoid_slope(d, z, z));
   }
 };
 
@@ -118,12 +127,7 @@ struct GeluTanh {
     const auto cut_off = hn::CopySign(magnitude_up_to(d, z, kGeluTanhEnd), z);
     const auto t = hn::Mul(cut_off, slope(d, cut_off, kGeluTanh3));
     const auto steep = hn::Mul(cut_off, slope(d, cut_off, 3 * kGeluTanh3));
-    // Both sigmoid(t) and sigmoid(-t): `steep` would multiply what 1 - sigmoid(t) rounds.
-    const auto one = hn::Set(d, 1), decay = hn::Exp(d, hn::Neg(hn::Abs(t)));
-    const auto near = hn::Div(one, hn::Add(one, decay)), far = hn::Mul(decay, near);
-    const auto below = hn::Lt(t, hn::Zero(d));
-    const auto s = hn::IfThenElse(below, far, near), rest = hn::IfThenElse(below, near, far);
-    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(steep, rest, one)));
+    return hn::Mul(dy, sigmoid_slope(d, t, steep));
   }
 
  private:
