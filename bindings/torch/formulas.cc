@@ -10,6 +10,11 @@
 namespace evenkeel::torch_binding {
 namespace {
 
+// Where GELU's tanh form ends: beyond, its slope is 0 or 1, and at::gelu_backward() overflows.
+constexpr double kGeluTanhEnd = 24;
+
+Tensor within_gelu_tanh(const Tensor& z) { return z.clamp(-kGeluTanhEnd, kGeluTanhEnd); }
+
 Tensor activate(int64_t activation, const Tensor& z) {
   switch (activation) {
     case EK_ACTIVATION_SILU:
@@ -19,7 +24,7 @@ Tensor activate(int64_t activation, const Tensor& z) {
     case EK_ACTIVATION_GELU:
       return at::gelu(z);
     case EK_ACTIVATION_GELU_TANH:
-      return at::gelu(z, "tanh");
+      return at::where(z > kGeluTanhEnd, z, at::gelu(within_gelu_tanh(z), "tanh"));
     default:
       return z;
   }
@@ -37,7 +42,7 @@ Tensor activation_gradient(int64_t activation, const Tensor& dy, const Tensor& z
     case EK_ACTIVATION_GELU:
       return at::gelu_backward(dy, z);
     case EK_ACTIVATION_GELU_TANH:
-      return at::gelu_backward(dy, z, "tanh");
+      return at::gelu_backward(dy, within_gelu_tanh(z), "tanh");
     default:
       return dy;
   }

@@ -112,6 +112,30 @@ def test_second_derivatives(name):
     assert torch.autograd.gradgradcheck(function, leaves, check_fwd_over_rev=True)
 
 
+FAR = torch.tensor([-3e38, -1e20, -30.0, 30.0, 1e20, 3e38])
+IS_SLOPE = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+
+
+def far(bias):
+    """GELU's tanh form, at values whose cubes overflow."""
+    return ek.layer_norm(torch.zeros(2, 6), (6,), torch.zeros(6), bias, activation="gelu_tanh")
+
+
+def test_far_slopes_of_gelu_tanh():
+    """Each in torch's operations: the gradient of a gradient, a tangent, a batched bias."""
+    bias = FAR.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(far(bias).sum(), bias, create_graph=True)
+    assert torch.equal(gradient, 2 * IS_SLOPE)
+    (second,) = torch.autograd.grad(gradient.sum(), bias)
+    assert torch.equal(second, torch.zeros(6))
+    y, tangent = torch.func.jvp(far, (FAR,), (torch.ones(6),))
+    assert torch.equal(y, far(FAR)) and torch.equal(tangent, IS_SLOPE.expand(2, 6))
+    per_sample = torch.vmap(torch.func.grad(lambda bias: far(bias).sum()))(FAR.repeat(3, 1))
+    assert torch.equal(per_sample, 2 * IS_SLOPE.expand(3, 6))
+    y, tangent = torch.func.jvp(torch.vmap(far), (FAR.repeat(3, 1),), (torch.ones(3, 6),))
+    assert torch.equal(y[0], far(FAR)) and torch.equal(tangent, IS_SLOPE.expand(3, 2, 6))
+
+
 @norms
 def test_third_derivative(norm):
     call = small(norm, activation="silu")

@@ -10,12 +10,18 @@ import functools
 import jax
 import jax.numpy as jnp
 
+
+def _gelu_tanh(z):
+    end = 24.0  # beyond, the slope is 0 or 1, and jax.nn.gelu's derivative overflows
+    return jnp.where(z > end, z, jax.nn.gelu(jnp.clip(z, -end, end), approximate=True))
+
+
 ACTIVATIONS = {
     "none": None,
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_tanh": _gelu_tanh,
 }
 
 

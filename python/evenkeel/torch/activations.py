@@ -18,6 +18,14 @@ def _silu_gradient(dy, z):
     return dy * s * (1 + z * (1 - s))
 
 
+# Beyond, the slope of GELU's tanh form is 0 or 1, and aten.gelu_backward overflows.
+_GELU_TANH_END = 24
+
+
+def _within(z):
+    return z.clamp(-_GELU_TANH_END, _GELU_TANH_END)
+
+
 # Of each: its value, and dy times its slope.
 _FORMULAS = {
     "silu": (F.silu, _silu_gradient),
@@ -25,7 +33,7 @@ _FORMULAS = {
     "gelu": (F.gelu, lambda dy, z: _aten.gelu_backward(dy, z)),
     "gelu_tanh": (
         lambda z: F.gelu(z, approximate="tanh"),
-        lambda dy, z: _aten.gelu_backward(dy, z, approximate="tanh"),
+        lambda dy, z: _aten.gelu_backward(dy, _within(z), approximate="tanh"),
     ),
 }
 _BY_NUMBER = {ACTIVATIONS[name]: formulas for name, formulas in _FORMULAS.items()}
@@ -33,6 +41,13 @@ _BY_NUMBER = {ACTIVATIONS[name]: formulas for name, formulas in _FORMULAS.items(
 
 def value(activation, z):
     return z if activation == NONE else _BY_NUMBER[activation][0](z)
+
+
+def differentiable(activation, z):
+    """The same for torch to differentiate."""
+    if activation != ACTIVATIONS["gelu_tanh"]:
+        return value(activation, z)
+    return torch.where(z > _GELU_TANH_END, z, value(activation, _within(z)))
 
 
 def gradient(activation, dy, z):

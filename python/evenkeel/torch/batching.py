@@ -176,7 +176,7 @@ class _Epilogue:
         return z if self.bias is None else z + self.bias
 
     def value(self, normalized):
-        return activations.value(self.activation, self.before_activation(normalized))
+        return activations.differentiable(self.activation, self.before_activation(normalized))
 
     def gradient(self, dy, normalized):
         """Of what is activated."""
