@@ -55,6 +55,23 @@ def counts(*graphs):
     return dict(found)
 
 
+def kept_bytes(function, inputs):
+    """What autograd keeps for the backward pass beside the inputs and the parameters."""
+    sizes = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if not isinstance(tensor, torch.nn.Parameter):
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = function(*inputs)
+    for tensor in inputs:
+        sizes.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(sizes.values()), output
+
+
 def with_gradients(model, inputs, run=None):
     """Loss and gradients by name, of a model or of what it was compiled to."""
     model.zero_grad()

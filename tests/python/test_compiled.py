@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import run
-from compiled_support import Compiled, counts, error, loss_of, with_gradients
+from compiled_support import Compiled, counts, error, kept_bytes, loss_of, with_gradients
 from compiled_zoo import LAYERS, LENGTH, MODELS, WIDTH, PreNorm, Stack, rows
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -207,6 +207,37 @@ def test_handed_back(case):
     torch.compiler.reset()
     got = with_gradients(model, [x], torch.compile(model, backend=Compiled()))
     assert error(got, eager) < (1e-5 if x.dtype != BF16 else 3e-2)
+
+
+class AutocastNorm(nn.LayerNorm):
+    """As autocast runs it on GPUs: in float32."""
+
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+def test_handed_back_keeps_what_torchs_norm_does():
+    """The first norm of a GPT-2 under autocast: of a sum of embeddings, of which torch's norm keeps neither."""
+    pytest.importorskip("transformers")
+    kept = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model, inputs = MODELS["GPT-2"]()
+        for module in model.modules():
+            if type(module) is nn.LayerNorm:
+                module.__class__ = AutocastNorm
+        if fused:
+            model.h[0].ln_1.__class__ = nn.LayerNorm
+            ek.fuse(model, include=["h.0.ln_1"])
+        with torch.autocast("cpu", BF16):
+            size, output = kept_bytes(torch.compile(model, backend=Compiled()), inputs)
+            torch.testing.assert_close(
+                output.last_hidden_state, model(*inputs).last_hidden_state, rtol=3e-2, atol=3e-2
+            )
+        kept.append(size)
+    assert ways() == {("h.0.ln_1", "compiler")}
+    assert kept[1] <= kept[0]
 
 
 def test_alone_stays():

@@ -26,8 +26,12 @@ def hand_back(graph):
             report.decided(g.name(forward), "both" if mine else "forward", "compiler", verdict.why)
     # Only now: a norm that goes changes what the others see.
     for forward, mine in refused:
-        for node in [*mine, forward]:
+        x = g.arguments(forward)["x"]
+        for node in mine:
+            # Not as a part of x (autograd.cc, to_read): what both formulas compute is then one value, as in torch's norms.
+            node.args = (node.args[0], x, *node.args[2:])
             native.write_out(graph, node)
+        native.write_out(graph, forward)
 
 
 def _drop_idle_casting(graph):
