@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import evenkeel.torch as ek
 from evenkeel._abi import ACTIVATIONS
-from evenkeel.torch.compiling import report
+from evenkeel.torch.compiling import graph, report
 
 BF16 = torch.bfloat16
 MODES = ["float32", "autocast", "bfloat16"]
@@ -238,6 +238,28 @@ def test_handed_back_keeps_what_torchs_norm_does():
         kept.append(size)
     assert ways() == {("h.0.ln_1", "compiler")}
     assert kept[1] <= kept[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["one block", "two blocks", "ViT", "GPT-2"])
+def test_sums_that_are_computed_again_are_foreseen(name, mode, caplog, monkeypatch):
+    """One, where a float32 stream comes into the graph and meets a bfloat16 branch."""
+    counts_of = {"one block": 1, "two blocks": 2}
+    if name in counts_of:
+        blocks = nn.Sequential(*(PreNorm() for _ in range(counts_of[name])))
+        stream = [torch.randn(2, LENGTH, WIDTH, requires_grad=True)]
+        monkeypatch.setitem(MODELS, name, lambda: (blocks, stream))
+    else:
+        pytest.importorskip("transformers")
+    model, inputs, context = prepared(name, mode)
+    backend = Compiled()
+    with caplog.at_level("DEBUG", "evenkeel.compile"), context:
+        with_gradients(model, inputs, torch.compile(model, backend=backend))
+    foreseen = sum("computed again" in record.getMessage() for record in caplog.records)
+    ops = torch.ops.evenkeel
+    calls = backend.calls(ops.backward.default) + backend.calls(ops.add_backward.default)
+    assert foreseen == sum(graph.source(call["x"]).op != "placeholder" for call in calls)
+    assert foreseen == (mode == "autocast" and name not in ("ViT", "GPT-2"))
 
 
 def test_alone_stays():

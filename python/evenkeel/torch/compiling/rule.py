@@ -3,7 +3,9 @@
 Inductor computes a norm in one kernel with the pointwise operations beside it. evenkeel's kernels take in a residual,
 the gradient that arrives at it, casts and an activation; any other neighbour needs a pass over memory of its own. They
 are closer to the memory's speed, above all backward. So the rule counts bytes per element, divides them by the
-fraction of a copy's bandwidth that is reached, and takes the smaller sum; evenkeel where both are equal. What the table
+fraction of a copy's bandwidth that is reached, and takes the smaller sum; evenkeel where both are equal. A float32 sum
+that is computed again for the backward pass is a pass, too: to keep the sum would spare it, but costs more memory than the
+bfloat16 summand that is kept, and than torch's norm, which also computes it again. What the table
 of CUDA kernels does not serve is the compiler's, on every device, so that the same model is compiled alike everywhere.
 """
 
@@ -99,6 +101,21 @@ def joins(total, y):
     return None
 
 
+def computed_again(total):
+    """The narrow summand that is kept instead of the sum, for the backward pass to add again; None: the sum is kept.
+
+    So torch's partitioner decides where the other summand, which the backward pass needs anyway, comes from memory. One
+    that Inductor computes itself (the sum before) has been read by the products of a branch first, and the partitioner
+    computes nothing again across these.
+    """
+    parts = g.summands(total)
+    if parts is None:
+        return None
+    narrow, wide = sorted(parts, key=lambda part: g.dtype(part).itemsize)
+    less = g.dtype(narrow).itemsize < g.dtype(total).itemsize
+    return narrow if less and not g.is_pointwise(g.source(wide)) else None
+
+
 def gradient_sum(backward):
     """(total, dsum): dx and what is added to it, if the kernel can do that; otherwise (dx, None)."""
     a, dx = g.arguments(backward), g.result(backward, 0)
@@ -158,7 +175,7 @@ def decide(forward, backward, is_backward):
     costs = _Costs("group" if a["op"] == GROUP_NORM else "row")
     _count_forward(costs, forward, a, backward, is_backward)
     if backward is not None and g.result(backward, 0) is not None:
-        _count_backward(costs, backward)
+        _count_backward(costs, backward, a["x"])
     return costs.verdict()
 
 
@@ -181,8 +198,14 @@ def _count_forward(costs, forward, a, backward, is_backward):
         costs.more(passes * y.itemsize, f"y goes into {_named(computing[0])}")
 
 
-def _count_backward(costs, backward):
+def _count_backward(costs, backward, x):
     a = g.arguments(backward)
+    if (kept := computed_again(x)) is not None:
+        narrow_size = g.dtype(kept).itemsize
+        costs.compiler += narrow_size / COMPILER[costs.kind].backward  # in its kernel
+        costs.more(
+            2 * g.dtype(x).itemsize + narrow_size, "x is computed again for the backward pass"
+        )
     dy = g.exact(a["dy"])
     total, dsum = gradient_sum(backward)
     narrow = second_dtype(backward, total)
