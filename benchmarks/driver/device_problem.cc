@@ -28,12 +28,15 @@ DeviceProblem::DeviceProblem(support::Problem& host, Device& device, const char*
   if (host.spec().residual.present) mirror(host.buffer(Tensor::kNormalized));
   for (Vector v :
        {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
-        Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kScale, Vector::kRowScale}) {
+        Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kYScale, Vector::kRowScale,
+        Vector::kScale, Vector::kShift, Vector::kDscale, Vector::kDshift}) {
     mirror(host.buffer(v));
   }
   for (ek_tensor* t : {&forward_args_.x, &forward_args_.y, &forward_args_.residual,
                        &forward_args_.sum, &backward_args_.dy, &backward_args_.x,
-                       &backward_args_.dx, &backward_args_.dsum, &backward_args_.dresidual}) {
+                       &backward_args_.dx, &backward_args_.dsum, &backward_args_.dresidual,
+                       &forward_args_.scale, &forward_args_.shift, &backward_args_.scale,
+                       &backward_args_.shift, &backward_args_.dscale, &backward_args_.dshift}) {
     t->data = twin(t->data);
   }
   for (ek_vector* v : {&forward_args_.weight, &forward_args_.bias, &backward_args_.weight,
@@ -103,7 +106,8 @@ void DeviceProblem::fetch(void* host) {
 void DeviceProblem::download(bool backward) {
   if (backward) {
     const ek_backward_args& args = host_.backward_args();
-    for (void* output : {args.dx.data, args.dresidual.data, args.dweight.data, args.dbias.data})
+    for (void* output : {args.dx.data, args.dresidual.data, args.dweight.data, args.dbias.data,
+                         args.dscale.data, args.dshift.data})
       fetch(output);
   } else {
     const ek_forward_args& args = host_.forward_args();

@@ -86,7 +86,13 @@ typedef enum ek_device { EK_CPU = 0, EK_CUDA = 1 } ek_device;
  *   group norm   layer norm's formula over each sample's group of channels/groups neighbouring channels and all of
  *                their pixels; weight and bias have one value per channel
  *
- * Arithmetic is done in the compute type: float64 if a big tensor, weight or bias is, otherwise float32. */
+ * Layer norm and RMS norm may be modulated: with z for what act() is applied to above,
+ *
+ *   y = act(z * (1 + scale) + shift)
+ *
+ * with a scale and a shift of `cols` values for each of `samples` samples, each of rows / samples consecutive rows.
+ *
+ * Arithmetic is done in the compute type: float64 if a big tensor, weight, bias, scale or shift is, otherwise float32. */
 typedef struct ek_problem {
   uint32_t struct_size;
   int32_t op;         /* ek_op */
@@ -101,7 +107,8 @@ typedef struct ek_problem {
   int64_t cols;
   int64_t inner_rows;
 
-  /* Group norm: spatial is the product of all spatial extents (D*H*W). */
+  /* Group norm: spatial is the product of all spatial extents (D*H*W).
+   * Of these, layer norm and RMS norm read samples alone, and only if there is a scale or a shift: it must divide rows. */
   int64_t samples;
   int64_t channels;
   int64_t spatial;
@@ -156,7 +163,11 @@ typedef struct ek_vector {
  *   q = z, rounded to nearest even; beyond M, M (I8: below -128, -128); infinity and NaN are NaN in E4M3, themselves in
  *       E5M2, and in I8 (which has neither) the largest and 0: there the row scale tells of them
  *
- * So scale * q is about y, and a row of zeros has a scale that is not zero. */
+ * So scale * q is about y, and a row of zeros has a scale that is not zero.
+ *
+ * Layer norm and RMS norm take a scale and a shift (ek_problem; either may be absent), in types of their own. Of these
+ * tensors row_stride is the distance between samples, at least cols (0 = dense), and outer_stride must be 0: the chunks
+ * of one wide (samples, 6 * cols) array are read where they lie. */
 typedef struct ek_forward_args {
   uint32_t struct_size;
   uint32_t reserved;
@@ -172,10 +183,16 @@ typedef struct ek_forward_args {
   const float* y_scale; /* one value */
   float* y_row_scale;   /* output: dense, one value per row */
   double y_amax_bound;  /* with y_row_scale: > 0, or 0 for none */
+  ek_tensor scale;      /* optional; not for group norm */
+  ek_tensor shift;      /* optional; not for group norm */
 } ek_forward_args;
 
-/* Gradients. Any subset of dx, dresidual, dweight and dbias may be absent (data == NULL), but not all. mean and rstd are
- * those of the forward call. bias is only read when there is an activation.
+/* Gradients. Any subset of dx, dresidual, dweight, dbias, dscale and dshift may be absent (data == NULL), but not all. mean
+ * and rstd are those of the forward call. bias is only read when there is an activation or a dscale, shift when there is
+ * an activation.
+ *
+ * dscale and dshift have one row of cols values for each sample, as scale and shift do. Those of a sample are sums over
+ * its rows alone: no other sample moves a bit of them. A dscale without a scale is that of a scale of zeros.
  *
  * With a residual, x is the sum of the forward call. dsum is the gradient that arrives at the sum from elsewhere: it is
  * added to dx before the one rounding. x and residual of the forward call have the same gradient; dresidual stores it once
@@ -194,6 +211,10 @@ typedef struct ek_backward_args {
   ek_vector dbias;     /* optional output */
   ek_tensor dsum;      /* optional; not for group norm */
   ek_tensor dresidual; /* optional output; not for group norm */
+  ek_tensor scale;     /* optional, as in the forward call */
+  ek_tensor shift;     /* optional, as in the forward call */
+  ek_tensor dscale;    /* optional output; not for group norm */
+  ek_tensor dshift;    /* optional output; not for group norm */
 } ek_backward_args;
 
 /* A caller's threads. `run` calls task(argument, i) once for every i in [0, tasks), on any threads, in any order, at
@@ -231,12 +252,14 @@ typedef struct ek_execution {
 #define EK_FORWARD_ARGS_INIT                                                                    \
   {                                                                                             \
     sizeof(ek_forward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
-        NULL, NULL, EK_TENSOR_INIT, EK_TENSOR_INIT, NULL, NULL, 0.0                             \
+        NULL, NULL, EK_TENSOR_INIT, EK_TENSOR_INIT, NULL, NULL, 0.0, EK_TENSOR_INIT,            \
+        EK_TENSOR_INIT                                                                          \
   }
-#define EK_BACKWARD_ARGS_INIT                                                                      \
-  {                                                                                                \
-    sizeof(ek_backward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT,   \
-        NULL, NULL, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, EK_TENSOR_INIT, EK_TENSOR_INIT \
+#define EK_BACKWARD_ARGS_INIT                                                                    \
+  {                                                                                              \
+    sizeof(ek_backward_args), 0, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, \
+        NULL, NULL, EK_TENSOR_INIT, EK_VECTOR_INIT, EK_VECTOR_INIT, EK_TENSOR_INIT,              \
+        EK_TENSOR_INIT, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_TENSOR_INIT, EK_TENSOR_INIT           \
   }
 #define EK_PARALLEL_INIT \
   { sizeof(ek_parallel), 1, NULL, NULL }
@@ -245,7 +268,8 @@ typedef struct ek_execution {
 
 /* The workspace that the call with the same structs needs, in bytes (0 is possible). Checks everything but the
  * workspace itself. What the size grows with:
- *   CPU               threads, cols, channels and spatial; rows and samples up to a limit
+ *   CPU               threads, cols, channels and spatial; rows and samples up to a limit; backward with a scale or
+ *                     a shift, rows / 32 and samples without one
  *   CUDA, row norms   backward: cols, and rows up to a limit; forward needs none, but for a sum that is not stored and
  *                     that ek_explain_forward() says is added before, or a y of 8 bits that it says is quantized
  *                     behind: rows and cols

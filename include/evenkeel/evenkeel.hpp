@@ -106,6 +106,9 @@ struct ForwardArgs {
   Input y_scale = {};
   Output y_row_scale = {};
   double y_amax_bound = 0;
+  // A row for each sample, set problem.samples: {range, distance between samples}.
+  Input scale = {};
+  Input shift = {};
 };
 
 // The arguments of a backward call, field by field.
@@ -121,6 +124,10 @@ struct BackwardArgs {
   Output dbias = {};
   Input dsum = {};
   Output dresidual = {};
+  Input scale = {};
+  Input shift = {};
+  Output dscale = {};
+  Output dshift = {};
 };
 
 // How to execute: ek_execution, with its defaults set.
@@ -198,6 +205,7 @@ struct Extents {
     inner = channels_last ? p.spatial : group ? p.channels : p.inner_rows;
     if (inner == 0) inner = p.rows;
     outer = group ? p.samples : p.rows / (inner > 0 ? inner : 1);
+    samples = p.samples;
   }
 
   std::int64_t tensor(const Array& array) const {
@@ -207,7 +215,13 @@ struct Extents {
     return (outer - 1) * block + (inner - 1) * row + width;
   }
 
-  std::int64_t parameter, statistic, width, inner, outer;
+  // Of an array with a row for each sample.
+  std::int64_t of_samples(const Array& array) const {
+    if (samples <= 0) return 0;
+    return (samples - 1) * (array.row_stride ? array.row_stride : width) + width;
+  }
+
+  std::int64_t parameter, statistic, width, inner, outer, samples;
 };
 
 inline void need(const char* name, const Array& array, std::int64_t elements) {
@@ -249,7 +263,9 @@ inline ek_forward_args convert(const ForwardArgs& a) {
           a.sum.tensor(),
           static_cast<const float*>(a.y_scale.data),
           static_cast<float*>(a.y_row_scale.data),
-          a.y_amax_bound};
+          a.y_amax_bound,
+          a.scale.tensor(),
+          a.shift.tensor()};
 }
 
 inline ek_backward_args convert(const BackwardArgs& a) {
@@ -265,7 +281,11 @@ inline ek_backward_args convert(const BackwardArgs& a) {
           a.dweight.vector(),
           a.dbias.vector(),
           a.dsum.tensor(),
-          a.dresidual.tensor()};
+          a.dresidual.tensor(),
+          a.scale.tensor(),
+          a.shift.tensor(),
+          a.dscale.tensor(),
+          a.dshift.tensor()};
 }
 
 inline void check_arrays(const Problem& problem, const ForwardArgs& a) {
@@ -276,6 +296,8 @@ inline void check_arrays(const Problem& problem, const ForwardArgs& a) {
   need("sum", a.sum, extents.tensor(a.sum));
   need("weight", a.weight, extents.parameter);
   need("bias", a.bias, extents.parameter);
+  need("scale", a.scale, extents.of_samples(a.scale));
+  need("shift", a.shift, extents.of_samples(a.shift));
   const bool has_sum = a.residual.data != nullptr;
   const Array& normalized = has_sum ? static_cast<const Array&>(a.sum) : a.x;
   const char* const name = has_sum ? "sum" : "x";
@@ -298,6 +320,10 @@ inline void check_arrays(const Problem& problem, const BackwardArgs& a) {
   need("dresidual", a.dresidual, extents.tensor(a.dresidual));
   need("dweight", a.dweight, extents.parameter);
   need("dbias", a.dbias, extents.parameter);
+  need("scale", a.scale, extents.of_samples(a.scale));
+  need("shift", a.shift, extents.of_samples(a.shift));
+  need("dscale", a.dscale, extents.of_samples(a.dscale));
+  need("dshift", a.dshift, extents.of_samples(a.dshift));
 }
 
 template <typename Args, typename Prepare>

@@ -56,6 +56,8 @@ class ForwardArgs(ctypes.Structure):
         ("y_scale", ctypes.c_void_p),
         ("y_row_scale", ctypes.c_void_p),
         ("y_amax_bound", ctypes.c_double),
+        ("scale", Tensor),
+        ("shift", Tensor),
     ]
 
 
@@ -74,6 +76,10 @@ class BackwardArgs(ctypes.Structure):
         ("dbias", Vector),
         ("dsum", Tensor),
         ("dresidual", Tensor),
+        ("scale", Tensor),
+        ("shift", Tensor),
+        ("dscale", Tensor),
+        ("dshift", Tensor),
     ]
 
 

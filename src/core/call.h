@@ -51,8 +51,9 @@ struct Call {
   double weight_offset;
 
   int64_t outer, inner, width;
-  int64_t groups;    // group norm; 1 otherwise
-  int64_t channels;  // parameters: cols or channels
+  int64_t groups;       // group norm; 1 otherwise
+  int64_t channels;     // parameters: cols or channels
+  int64_t samples = 1;  // row norms with a scale or a shift; 1 otherwise
 
   Tensor x;
   Tensor y{}, residual{}, sum{};  // forward only; sum.dtype counts even where it is not stored
@@ -62,6 +63,8 @@ struct Call {
   float* y_row_scale = nullptr;
   float y_amax_bound = 0;  // infinity: none
   Vector weight, bias, dweight, dbias;
+  Tensor scale{}, shift{};    // a row for each sample, row_stride apart; so have
+  Tensor dscale{}, dshift{};  // backward only
   char* mean;
   char* rstd;
   Dtype stats;    // of mean and rstd
@@ -79,11 +82,19 @@ struct Call {
   // Of what is normalized: x, or the sum. Statistics and casting orders go by it.
   Dtype normalized() const { return residual ? sum.dtype : x.dtype; }
   bool quantizes() const { return has_eight_bits(y.dtype); }
+  // Parameters differ from sample to sample, or gradients are wanted for each.
+  bool modulates() const { return scale || shift || dscale || dshift; }
   // Whether dx is wanted, in one dtype or another.
   bool wants_dx() const { return dx || dresidual; }
   int64_t elements() const { return outer * inner * width; }
   // Rows, or (sample, group) pairs: the number of values in mean and rstd.
   int64_t statistics() const { return is_group_norm() ? outer * groups : outer * inner; }
+  // Statistics of a sample: its rows. Without a scale or a shift, all.
+  int64_t sample_statistics() const { return statistics() / samples; }
+  // Which column sums backward needs: of the gradient times the normalized value, and of the gradient.
+  bool sums_products() const { return dweight || dscale; }
+  bool sums_gradients() const { return dbias || dshift || (dscale && bias); }
+  bool sums_columns() const { return sums_products() || sums_gradients(); }
 };
 
 }  // namespace evenkeel

@@ -33,8 +33,8 @@ inline constexpr size_t kFirstSize = 0;
 
 // The struct, its last field in version 0.1, its size then (64-bit), its last field now.
 EK_GROWS(ek_problem, weight_offset, 96, weight_offset);
-EK_GROWS(ek_forward_args, rstd, 120, y_amax_bound);
-EK_GROWS(ek_backward_args, dbias, 184, dresidual);
+EK_GROWS(ek_forward_args, rstd, 120, shift);
+EK_GROWS(ek_backward_args, dbias, 184, dshift);
 EK_GROWS(ek_parallel, context, 24, context);
 EK_GROWS(ek_execution, backend, 56, backend);
 #undef EK_GROWS

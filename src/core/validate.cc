@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -158,6 +159,7 @@ ek_status set_problem(const ek_problem* given, Call& call) {
   }
   call.eps = problem.eps;
   call.weight_offset = problem.weight_offset;
+  call.samples = problem.samples;  // until set_modulation()
   return EK_OK;
 }
 
@@ -257,24 +259,36 @@ ek_status set_vector(const char* name, const ek_vector& given, Vector& vector) {
   return EK_OK;
 }
 
-// A piece of memory that a call reads or writes. Vectors are single runs without strides.
+// A piece of memory that a call reads or writes. Vectors are single runs.
 struct Region {
   const char* name;
   const char* data;
-  const Tensor* tensor;  // nullptr for a vector
+  const Tensor* tensor;  // nullptr for what has no run for every row
   int64_t width;         // bytes of a run
   int64_t extent;        // bytes from the first to past the last
+  int64_t stride;  // bytes between runs; 0 for a vector, and where they lie at several distances
 };
 
 Region region_of(const char* name, const Tensor& tensor, const Call& call) {
   const int64_t size = size_of(tensor.dtype);
   const bool any = tensor && call.elements() != 0;
   const int64_t last = any ? tensor.offset(call.outer - 1, call.inner - 1) + call.width : 0;
-  return {name, tensor.data, &tensor, call.width * size, last * size};
+  const bool even = call.outer == 1 || tensor.outer_stride == call.inner * tensor.row_stride;
+  return {name,        tensor.data,
+          &tensor,     call.width * size,
+          last * size, even ? tensor.row_stride * size : 0};
+}
+
+// The same of a tensor with a row for each sample.
+Region region_of_samples(const char* name, const Tensor& tensor, const Call& call) {
+  const int64_t size = size_of(tensor.dtype);
+  const bool any = tensor && call.samples != 0;
+  const int64_t last = any ? (call.samples - 1) * tensor.row_stride + call.width : 0;
+  return {name, tensor.data, nullptr, call.width * size, last * size, tensor.row_stride * size};
 }
 
 Region region_of(const char* name, const void* data, int64_t bytes) {
-  return {name, static_cast<const char*>(data), nullptr, bytes, data == nullptr ? 0 : bytes};
+  return {name, static_cast<const char*>(data), nullptr, bytes, data == nullptr ? 0 : bytes, 0};
 }
 
 Region region_of(const char* name, const Vector& vector, const Call& call) {
@@ -288,22 +302,13 @@ bool same_place(const Region& a, const Region& b) {
 }
 
 // Two column slices of one wider tensor interleave in memory without sharing an element.
-bool interleaved(const Region& a, const Region& b, const Call& call) {
-  if (a.tensor == nullptr || b.tensor == nullptr) return false;
-  const auto evenly = [&call](const Tensor& t) {
-    return call.outer == 1 || t.outer_stride == call.inner * t.row_stride;
-  };
-  const int64_t stride = a.tensor->row_stride * size_of(a.tensor->dtype);
-  if (!evenly(*a.tensor) || !evenly(*b.tensor) ||
-      stride != b.tensor->row_stride * size_of(b.tensor->dtype)) {
-    return false;
-  }
-  const int64_t between = ((b.data - a.data) % stride + stride) % stride;
-  return between >= a.width && between + b.width <= stride;
+bool interleaved(const Region& a, const Region& b) {
+  if (a.stride == 0 || a.stride != b.stride) return false;
+  const int64_t between = ((b.data - a.data) % a.stride + a.stride) % a.stride;
+  return between >= a.width && between + b.width <= a.stride;
 }
 
-ek_status check_overlap(const Region& output, const Region& other, bool in_place_allowed,
-                        const Call& call) {
+ek_status check_overlap(const Region& output, const Region& other, bool in_place_allowed) {
   if (output.extent == 0 || other.extent == 0) return EK_OK;
   const auto a = reinterpret_cast<uintptr_t>(output.data),
              b = reinterpret_cast<uintptr_t>(other.data);
@@ -311,7 +316,7 @@ ek_status check_overlap(const Region& output, const Region& other, bool in_place
       b + static_cast<uintptr_t>(other.extent) <= a)
     return EK_OK;
   if (in_place_allowed && same_place(output, other)) return EK_OK;
-  if (interleaved(output, other, call)) return EK_OK;
+  if (interleaved(output, other)) return EK_OK;
   return invalid(
       "%s at %p overlaps %s at %p, but must %s", output.name, static_cast<const void*>(output.data),
       other.name, static_cast<const void*>(other.data),
@@ -328,7 +333,8 @@ ek_status check_parameters(Call& call) {
   const auto is_f64 = [](const auto& operand) { return operand && operand.dtype == Dtype::kF64; };
   const bool wide = is_f64(call.x) || is_f64(call.y) || is_f64(call.dy) || is_f64(call.dx) ||
                     is_f64(call.dsum) || is_f64(call.dresidual) || is_f64(call.weight) ||
-                    is_f64(call.bias) || call.stats == Dtype::kF64;
+                    is_f64(call.bias) || is_f64(call.scale) || is_f64(call.shift) ||
+                    call.stats == Dtype::kF64;
   call.compute = wide ? Dtype::kF64 : Dtype::kF32;
   return EK_OK;
 }
@@ -354,6 +360,60 @@ ek_status set_residual(const ek_forward_args& args, Call& call) {
                      args.sum.dtype, name);
     }
   }
+  return EK_OK;
+}
+
+// A scale, a shift, or the gradient of one, as a caller gave it and as a row for each sample.
+struct SampleTensor {
+  const char* name;
+  const ek_tensor& given;
+  Tensor& tensor;
+};
+
+ek_status set_sample_tensor(const SampleTensor& t, const Call& call) {
+  EK_TRY(refuse_for_group_norm(t.name, t.given, call));
+  EK_TRY(check_dtype(t.name, t.given.dtype));
+  EK_TRY(check_reserved(t.name, t.given.reserved));
+  if (t.given.outer_stride != 0) {
+    return invalid("%s.outer_stride is %" PRId64
+                   ", but its rows have one stride, row_stride: it must be 0",
+                   t.name, t.given.outer_stride);
+  }
+  // The stride of a single sample is never used, however large it is.
+  const bool dense = t.given.row_stride == 0 || call.samples <= 1;
+  const int64_t stride = dense ? call.width : t.given.row_stride;
+  if (t.given.row_stride < 0 || stride < call.width) {
+    return invalid("%s.row_stride is %" PRId64
+                   ", but must be 0 (dense) or at least problem.cols = %" PRId64,
+                   t.name, t.given.row_stride, call.width);
+  }
+  int64_t bytes;
+  if (__builtin_mul_overflow(call.samples, stride, &bytes) ||
+      __builtin_mul_overflow(bytes, size_of(static_cast<Dtype>(t.given.dtype)), &bytes)) {
+    return invalid("%s.row_stride is %" PRId64
+                   ", but then its last element is beyond what 64 bits can address",
+                   t.name, t.given.row_stride);
+  }
+  t.tensor = {static_cast<char*>(t.given.data), static_cast<Dtype>(t.given.dtype), stride, 0};
+  return EK_OK;
+}
+
+// The samples, and what has a row for each of them. Without any, all rows are one sample.
+template <size_t kCount>
+ek_status set_modulation(const SampleTensor (&tensors)[kCount], Call& call) {
+  const auto given = [](const SampleTensor& t) { return t.given.data != nullptr; };
+  if (std::none_of(std::begin(tensors), std::end(tensors), given) || call.is_group_norm()) {
+    call.samples = 1;
+  } else {
+    const int64_t rows = call.statistics(), samples = call.samples;
+    if (samples < (rows == 0 ? 0 : 1) || (rows != 0 && rows % samples != 0)) {
+      const char* name = std::find_if(std::begin(tensors), std::end(tensors), given)->name;
+      return invalid("problem.samples is %" PRId64
+                     ", but beside %s it must be at least 1 and divide problem.rows = %" PRId64,
+                     samples, name, rows);
+    }
+  }
+  for (const SampleTensor& t : tensors) EK_TRY(set_sample_tensor(t, call));
   return EK_OK;
 }
 
@@ -394,12 +454,10 @@ ek_status set_quantization(const ek_forward_args& args, Call& call) {
 // Outputs may not touch each other, nor an input, except big outputs that are exactly one of the
 // big inputs.
 template <size_t kOutputs, size_t kInputs>
-ek_status check_overlaps(const Region (&outputs)[kOutputs], const Region (&inputs)[kInputs],
-                         const Call& call) {
+ek_status check_overlaps(const Region (&outputs)[kOutputs], const Region (&inputs)[kInputs]) {
   for (size_t i = 0; i < kOutputs; ++i) {
-    for (size_t j = i + 1; j < kOutputs; ++j)
-      EK_TRY(check_overlap(outputs[i], outputs[j], false, call));
-    for (const Region& input : inputs) EK_TRY(check_overlap(outputs[i], input, true, call));
+    for (size_t j = i + 1; j < kOutputs; ++j) EK_TRY(check_overlap(outputs[i], outputs[j], false));
+    for (const Region& input : inputs) EK_TRY(check_overlap(outputs[i], input, true));
   }
   return EK_OK;
 }
@@ -421,6 +479,8 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
   EK_TRY(set_quantization(args, call));
   EK_TRY(set_vector("weight", args.weight, call.weight));
   EK_TRY(set_vector("bias", args.bias, call.bias));
+  EK_TRY(
+      set_modulation({{"scale", args.scale, call.scale}, {"shift", args.shift, call.shift}}, call));
   if (args.mean != nullptr && !call.centers()) {
     return invalid("mean is %p, but RMS norm has no mean: it must be NULL", args.mean);
   }
@@ -432,12 +492,15 @@ ek_status validate(const ek_problem* problem, const ek_forward_args* given,
                             region_of("mean", call.mean, stats_bytes),
                             region_of("rstd", call.rstd, stats_bytes),
                             region_of("y_row_scale", call.y_row_scale, call.statistics() * 4)};
-  const Region inputs[] = {region_of("x", call.x, call), region_of("residual", call.residual, call),
+  const Region inputs[] = {region_of("x", call.x, call),
+                           region_of("residual", call.residual, call),
                            region_of("weight", call.weight, call),
                            region_of("bias", call.bias, call),
-                           region_of("y_scale", call.y_scale, 4)};
-  EK_TRY(check_overlap(outputs[0], inputs[1], false, call));  // y, residual
-  return check_overlaps(outputs, inputs, call);
+                           region_of("y_scale", call.y_scale, 4),
+                           region_of_samples("scale", call.scale, call),
+                           region_of_samples("shift", call.shift, call)};
+  EK_TRY(check_overlap(outputs[0], inputs[1], false));  // y, residual
+  return check_overlaps(outputs, inputs);
 }
 
 ek_status validate(const ek_problem* problem, const ek_backward_args* given,
@@ -460,10 +523,15 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given,
   EK_TRY(set_vector("bias", args.bias, call.bias));
   EK_TRY(set_vector("dweight", args.dweight, call.dweight));
   EK_TRY(set_vector("dbias", args.dbias, call.dbias));
-  if (!call.wants_dx() && !call.dweight && !call.dbias && call.elements() != 0) {
+  EK_TRY(set_modulation({{"scale", args.scale, call.scale},
+                         {"shift", args.shift, call.shift},
+                         {"dscale", args.dscale, call.dscale},
+                         {"dshift", args.dshift, call.dshift}},
+                        call));
+  if (!call.wants_dx() && !call.sums_columns() && call.elements() != 0) {
     return invalid(
-        "dx, dresidual, dweight and dbias are all NULL, but at least one gradient must be asked "
-        "for");
+        "dx, dresidual, dweight, dbias, dscale and dshift are all NULL, but at least one gradient "
+        "must be asked for");
   }
   if (call.centers()) {
     EK_TRY(require("mean", args.mean, call));
@@ -475,15 +543,22 @@ ek_status validate(const ek_problem* problem, const ek_backward_args* given,
   call.rstd = const_cast<char*>(static_cast<const char*>(args.rstd));
   EK_TRY(check_parameters(call));
   const int64_t stats_bytes = call.statistics() * size_of(call.stats);
-  const Region outputs[] = {
-      region_of("dx", call.dx, call), region_of("dresidual", call.dresidual, call),
-      region_of("dweight", call.dweight, call), region_of("dbias", call.dbias, call)};
-  const Region inputs[] = {
-      region_of("dy", call.dy, call),           region_of("x", call.x, call),
-      region_of("dsum", call.dsum, call),       region_of("weight", call.weight, call),
-      region_of("bias", call.bias, call),       region_of("mean", call.mean, stats_bytes),
-      region_of("rstd", call.rstd, stats_bytes)};
-  return check_overlaps(outputs, inputs, call);
+  const Region outputs[] = {region_of("dx", call.dx, call),
+                            region_of("dresidual", call.dresidual, call),
+                            region_of("dweight", call.dweight, call),
+                            region_of("dbias", call.dbias, call),
+                            region_of_samples("dscale", call.dscale, call),
+                            region_of_samples("dshift", call.dshift, call)};
+  const Region inputs[] = {region_of("dy", call.dy, call),
+                           region_of("x", call.x, call),
+                           region_of("dsum", call.dsum, call),
+                           region_of("weight", call.weight, call),
+                           region_of("bias", call.bias, call),
+                           region_of("mean", call.mean, stats_bytes),
+                           region_of("rstd", call.rstd, stats_bytes),
+                           region_of_samples("scale", call.scale, call),
+                           region_of_samples("shift", call.shift, call)};
+  return check_overlaps(outputs, inputs);
 }
 
 ek_status validate_workspace(const Call& call, size_t needed, const char* name) {
@@ -512,8 +587,12 @@ ek_status validate_workspace(const Call& call, size_t needed, const char* name) 
                            region_of("mean", call.mean, stats_bytes),
                            region_of("rstd", call.rstd, stats_bytes),
                            region_of("y_scale", call.y_scale, 4),
-                           region_of("y_row_scale", call.y_row_scale, call.statistics() * 4)};
-  for (const Region& other : others) EK_TRY(check_overlap(workspace, other, false, call));
+                           region_of("y_row_scale", call.y_row_scale, call.statistics() * 4),
+                           region_of_samples("scale", call.scale, call),
+                           region_of_samples("shift", call.shift, call),
+                           region_of_samples("dscale", call.dscale, call),
+                           region_of_samples("dshift", call.dshift, call)};
+  for (const Region& other : others) EK_TRY(check_overlap(workspace, other, false));
   return EK_OK;
 }
 

@@ -4,6 +4,7 @@
 
 #include <hwy/targets.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -112,13 +113,18 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
 void describe(const Call& call, const AnyPlan& planned, Note& note) {
   const Plan& plan = planned.get<Plan>();
   const bool residual = call.residual || call.dsum || call.dresidual;
-  note.set("%s, %s kernels%s%s%s, arithmetic in %s, %lld thread%s%s%s",
-           name_of(static_cast<Target>(kChoice.target)), name_of(plan.kind),
-           residual ? " with a residual" : "", call.quantizes() ? ", y quantized to " : "",
-           call.quantizes() ? name_of(call.y.dtype) : "", name_of(call.compute),
-           static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
-           plan.split ? ", statistics split over threads" : "",
-           plan.stream ? ", streaming stores" : "");
+  char modulated[64] = "";
+  if (call.modulates()) {
+    std::snprintf(modulated, sizeof modulated, ", modulated by %lld sample%s",
+                  static_cast<long long>(call.samples), call.samples == 1 ? "" : "s");
+  }
+  note.set(
+      "%s, %s kernels%s%s%s%s, arithmetic in %s, %lld thread%s%s%s",
+      name_of(static_cast<Target>(kChoice.target)), name_of(plan.kind),
+      residual ? " with a residual" : "", modulated, call.quantizes() ? ", y quantized to " : "",
+      call.quantizes() ? name_of(call.y.dtype) : "", name_of(call.compute),
+      static_cast<long long>(plan.shards), plan.shards == 1 ? "" : "s",
+      plan.split ? ", statistics split over threads" : "", plan.stream ? ", streaming stores" : "");
 }
 
 ek_status run(const Call& call, const AnyPlan& planned) {

@@ -43,7 +43,7 @@ struct Job {
 
   In in(const Tensor& tensor) const { return In(tensor.data, tensor.dtype); }
   bool activates() const { return call.activation != EK_ACTIVATION_NONE; }
-  bool wants_parameters() const { return call.dweight || call.dbias; }
+  bool wants_parameters() const { return call.sums_columns(); }
   double mean(int64_t unit) const { return call.centers() ? statistic(call.mean, unit) : 0; }
   double rstd(int64_t unit) const { return statistic(call.rstd, unit); }
 
@@ -212,13 +212,25 @@ struct Job {
     }
   }
 
-  // Adds up the chunks, carrying along what each addition rounds off.
   void fold_range(int64_t which, const Vector& target, int64_t first, int64_t last) const {
+    // Of samples with a scale or a shift, sums are in the first of their chunks, in memory order.
+    const int64_t step = call.modulates() ? plan.sample_chunks : 1;
+    add_chunks(which, 0, plan.chunks, step, first, last);
     const Array sums = partial(0, which);
+    if (plan.kind == Plan::Kind::kRows && !call.modulates())
+      to_memory_order<In>(sums.data + first, last - first);
+    if (plan.plain_order()) store_gradient(sums, target, first, std::min(last, call.channels));
+  }
+
+ protected:
+  // Adds every step-th chunk from `from` to `end` to the first of them, carrying along what each addition rounds off.
+  void add_chunks(int64_t which, int64_t from, int64_t end, int64_t step, int64_t first,
+                  int64_t last) const {
+    const Array sums = partial(from, which);
     for_each_vector<Array>(d, last - first, [&](int64_t j, auto access) EK_LAMBDA {
       auto sum = access.load(d, sums, first + j);
       auto lost = hn::Zero(d);
-      for (int64_t chunk = 1; chunk < plan.chunks; ++chunk) {
+      for (int64_t chunk = from + step; chunk < end; chunk += step) {
         const auto next = access.load(d, partial(chunk, which), first + j);
         const auto total = hn::Add(sum, next);
         const auto added = hn::Sub(total, sum);
@@ -228,8 +240,6 @@ struct Job {
       // An infinite sum has lost an infinity and its opposite.
       access.store(d, hn::IfThenElse(hn::IsFinite(sum), hn::Add(sum, lost), sum), sums, first + j);
     });
-    if (plan.kind == Plan::Kind::kRows) to_memory_order<In>(sums.data + first, last - first);
-    if (plan.plain_order()) store_gradient(sums, target, first, std::min(last, call.channels));
   }
 
   void store_gradient(Array sums, const Vector& target, int64_t first, int64_t last) const {
@@ -244,6 +254,7 @@ struct Job {
     });
   }
 
+ private:
   // Adds up the repetitions of each parameter.
   void fold_repetitions(int64_t which, const Vector& target) const {
     const Compute* sums = partial(0, which).data;

@@ -133,18 +133,24 @@ Storage storage_of(const Call& call) {
 
 // A chunk of rows costs two rows of partial sums, and a chunk of samples hardly anything. Within a
 // chunk, sums are plain f32: where rows are narrow, more chunks keep them short.
-void set_chunks(Plan& plan) {
+//
+// Each sample with a scale or a shift has chunks of its own, whose size depends on its rows alone. Of many samples
+// there are many, so they are long.
+void set_chunks(const Call& call, Plan& plan) {
+  plan.sample_blocks = call.samples == 0 ? 0 : plan.blocks / call.samples;
   int64_t wanted = 128;
   if (plan.kind == Plan::Kind::kRows) {
+    const int64_t least = call.modulates() ? kMostChunkRows : kLeastChunkRows;
     const int64_t rows =
-        std::clamp(kChunkElements / (plan.groups * plan.length), kLeastChunkRows, kMostChunkRows);
-    wanted = std::clamp<int64_t>(plan.blocks / rows, 1,
+        std::clamp(kChunkElements / (plan.groups * plan.length), least, kMostChunkRows);
+    wanted = std::clamp<int64_t>(plan.sample_blocks / rows, 1,
                                  std::max(kChunks, kPartials / plan.partial_width));
   }
-  plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.blocks, wanted));
+  plan.chunk_blocks = std::max<int64_t>(1, divide_up(plan.sample_blocks, wanted));
   if (plan.kind == Plan::Kind::kRows)
     plan.chunk_blocks += plan.chunk_blocks % 2;  // whole pairs of rows
-  plan.chunks = divide_up(plan.blocks, plan.chunk_blocks);
+  plan.sample_chunks = divide_up(plan.sample_blocks, plan.chunk_blocks);
+  plan.chunks = call.samples * plan.sample_chunks;
 }
 
 void set_threads(const Call& call, Plan& plan) {
@@ -234,7 +240,7 @@ void set_workspace(const Call& call, Plan& plan) {
   };
   plan.weight = parameter(call.weight, call.weight_offset);
   plan.bias = parameter(call.bias, 0);
-  const bool parameters = call.dweight || call.dbias;
+  const bool parameters = call.sums_columns();
   plan.partials =
       reserve(parameters ? static_cast<size_t>(2 * plan.chunks * plan.partial_width * element) : 0);
   plan.pieces = reserve(pieces_bytes(call, plan));
@@ -252,7 +258,10 @@ void set_workspace(const Call& call, Plan& plan) {
       return wanted ? static_cast<size_t>(divide_up(kept * size_of(dtype), 64) * 64) : 0;
     };
     plan.quantized = rows_of(call.sum.dtype, plan.keeps_sum(call));
-    plan.scratch_stride = plan.quantized + rows_of(Dtype::kF32, call.quantizes());
+    plan.sample_parameters = plan.quantized + rows_of(Dtype::kF32, call.quantizes());
+    plan.scratch_stride =
+        plan.sample_parameters +
+        (call.modulates() ? static_cast<size_t>(2 * plan.parameter_stride * element) : 0);
     reserve(static_cast<size_t>(plan.shards) * plan.scratch_stride);
   }
   plan.total = at == 0 ? 0 : at + 63;
@@ -264,7 +273,7 @@ Plan make_plan(const Call& call) {
   Plan plan{};
   plan.storage = storage_of(call);
   set_shape(call, plan);
-  set_chunks(plan);
+  set_chunks(call, plan);
   set_threads(call, plan);
   set_stream(call, plan);
   set_batch(call, plan);

@@ -45,9 +45,12 @@ struct Plan {
       partial_width;  // parameter sums of a chunk: as the parameters (kRows), or one per channel
   int64_t chunks;     // of blocks; parameter gradients are summed for each, then over them
   int64_t chunk_blocks;
-  int64_t strip;    // kPixels: rows of pixels that are summed in vectors
-  bool split;       // too few statistics to occupy the threads: cut them up
-  bool stream;      // results go past the caches
+  int64_t
+      sample_blocks;  // of a sample, whose parameters they share; all, without a scale or a shift
+  int64_t sample_chunks;  // a chunk's blocks are of one sample
+  int64_t strip;          // kPixels: rows of pixels that are summed in vectors
+  bool split;             // too few statistics to occupy the threads: cut them up
+  bool stream;            // results go past the caches
   bool stream_sum;  // so does the sum of x and the residual; what is read again is a copy of it
   int64_t batch;    // kRows: rows that are worked on at a time
   bool fetch;       // kRows: short rows are prefetched
@@ -62,6 +65,8 @@ struct Plan {
   size_t scratch_stride;
   size_t arrays;     // kPixels: bytes of the arrays at the start of a shard's scratch
   size_t quantized;  // in a shard's scratch: y that is to be quantized, in float32
+  size_t
+      sample_parameters;  // in a shard's scratch: weight and bias of a sample, as above; or its gradients
   size_t total;
 
   // The sum of x and the residual is kept in scratch while it is normalized.
@@ -70,6 +75,7 @@ struct Plan {
   bool plain_order() const { return kind != Kind::kRows || (groups == 1 && repeat == 1); }
   // Kernels read weight and bias as arrays, not channel by channel.
   bool reads_arrays(const Call& call) const {
+    if (call.modulates()) return false;  // but those of a sample
     return kind == Kind::kRows || (kind == Kind::kPixels && call.pass == Pass::kBackward);
   }
   // They can read the caller's own array: it has the right type and order, and nothing is added to it.

@@ -5,6 +5,9 @@
 //
 // A y of 8 bits is quantized by an epilogue: what is normalized goes to scratch in float32, batch by batch.
 //
+// With a scale or a shift, the rows of a sample have a weight and a bias of their own, which are made in scratch:
+// (1 + scale) * weight and (1 + scale) * bias + shift. All the rest is the plain norm's.
+//
 // With a residual, a prologue adds a batch of rows, and their sum takes the place of x. dsum is added
 // where dx is computed, if all types are one. If not, or if there is a dresidual, an epilogue adds it
 // to the gradient of a piece of a row, in L1, and stores it as dx, as dresidual, or both.
@@ -113,6 +116,65 @@ struct Rows : Job<In> {
     run(Scattered{*this, at, end}, count, n);
   }
 
+  // ---- weight and bias ----
+
+  struct Parameters {
+    typename Job<In>::Array weight, bias;
+  };
+  Parameters parameters() const { return {this->weight(), this->bias()}; }
+
+  // Those of n elements of a sample, from `start` on, where those of other elements are not read.
+  HWY_NOINLINE Parameters parameters_of(int64_t shard, int64_t sample, int64_t start,
+                                        int64_t n) const {
+    const Parameters made = sample_arrays(shard);
+    const typename Job<In>::Array weight = made.weight + start, bias = made.bias + start;
+    const Any<Compute> scale = of_sample(call.scale, sample, start),
+                       shift = of_sample(call.shift, sample, start),
+                       own_weight = from(call.weight, start), own_bias = from(call.bias, start);
+    const auto one = hn::Set(d, Compute{1}),
+               offset = hn::Set(d, static_cast<Compute>(call.weight_offset));
+    for_each_vector<typename Job<In>::Array>(d, n, [&](int64_t i, auto access) EK_LAMBDA {
+      auto w = one, b = hn::Zero(d);
+      if (call.weight) w = hn::Add(access.load(d, own_weight, i), offset);
+      if (call.bias) b = access.load(d, own_bias, i);
+      if (call.scale) {
+        const auto factor = hn::Add(one, access.load(d, scale, i));
+        w = hn::Mul(w, factor);
+        b = hn::Mul(b, factor);
+      }
+      if (call.shift) b = hn::Add(b, access.load(d, shift, i));
+      access.store(d, w, weight, i);
+      access.store(d, b, bias, i);
+    });
+    // What lies in the padding is multiplied by zeros, and must not be a NaN.
+    const int64_t padded = start + n == plan.length ? plan.parameter_stride - start : n;
+    for (Compute* array : {weight.data, bias.data}) {
+      std::fill(array + n, array + padded, Compute{0});
+      to_lane_order<In>(array, padded);
+    }
+    return made;
+  }
+  Parameters sample_arrays(int64_t shard) const {
+    auto* const at = reinterpret_cast<Compute*>(this->scratch(shard) + plan.sample_parameters);
+    return {typename Job<In>::Array(at, Dtype::kF32),
+            typename Job<In>::Array(at + plan.parameter_stride, Dtype::kF32)};
+  }
+  // Of any type, from an element on; what is absent is never read.
+  template <class Operand>
+  static Any<Compute> from(const Operand& operand, int64_t element) {
+    return Any<Compute>(operand.data, operand.dtype) + (operand ? element : 0);
+  }
+  static Any<Compute> of_sample(const Tensor& tensor, int64_t sample, int64_t start) {
+    return from(tensor, sample * tensor.row_stride + start);
+  }
+
+  // The same for a unit.
+  HWY_INLINE Parameters parameters_of_unit(int64_t shard, int64_t unit, int64_t start,
+                                           int64_t n) const {
+    if (HWY_LIKELY(!call.modulates())) return parameters();
+    return parameters_of(shard, unit / plan.sample_blocks, start, n);
+  }
+
   // ---- from run-time flags to template arguments ----
 
   // Neither a casting order nor an activation: with one, with_map and with_reduce give a CastTo.
@@ -130,7 +192,7 @@ struct Rows : Job<In> {
       });
     }
     if (cast().on) return run.template operator()<false, true>(cast(), none);
-    if (call.centers() || call.bias) {
+    if (call.centers() || call.bias || call.shift) {
       return plan.stream ? run.template operator()<true, true>(NoCast(), none)
                          : run.template operator()<false, true>(NoCast(), none);
     }
@@ -152,14 +214,14 @@ struct Rows : Job<In> {
       return this->wants_parameters() ? run.template operator()<true, true, true>(cast(), none)
                                       : run.template operator()<false, false, true>(cast(), none);
     }
-    if (!call.centers() && !call.dbias) {
-      return call.dweight ? run.template operator()<true, false, false>(NoCast(), none)
-                          : run.template operator()<false, false, false>(NoCast(), none);
+    if (!call.centers() && !call.sums_gradients()) {
+      return call.sums_products() ? run.template operator()<true, false, false>(NoCast(), none)
+                                  : run.template operator()<false, false, false>(NoCast(), none);
     }
     // Who wants dbias alone gets dweight's sums made, too.
-    if (call.dbias) return run.template operator()<true, true, true>(NoCast(), none);
-    return call.dweight ? run.template operator()<true, false, true>(NoCast(), none)
-                        : run.template operator()<false, false, true>(NoCast(), none);
+    if (call.sums_gradients()) return run.template operator()<true, true, true>(NoCast(), none);
+    return call.sums_products() ? run.template operator()<true, false, true>(NoCast(), none)
+                                : run.template operator()<false, false, true>(NoCast(), none);
   }
 
   // ---- forward ----
@@ -202,11 +264,11 @@ struct Rows : Job<In> {
 
   // Normalizes a part as below and quantizes it.
   template <class Source>
-  HWY_NOINLINE void quantize_parts(const Source& from, int64_t shard, int64_t unit, const Place* at,
-                                   int64_t count, const NormalizerBatch& by, int64_t start,
-                                   int64_t n) const {
+  HWY_NOINLINE void quantize_parts(const Source& from, const Parameters& with, int64_t shard,
+                                   int64_t unit, const Place* at, int64_t count,
+                                   const NormalizerBatch& by, int64_t start, int64_t n) const {
     const Tensor kept = before_quantization(shard);
-    normalize_parts(from, {kept, unit * plan.length + start, true}, at, count, by, start, n);
+    normalize_parts(from, with, {kept, unit * plan.length + start, true}, at, count, by, start, n);
     for (int64_t i = 0; i < count; ++i) {
       const Typed<float> y = Typed<float>(kept.data, Dtype::kF32) + i * plan.length;
       float scale;
@@ -271,8 +333,9 @@ struct Rows : Job<In> {
 
   // Normalizes the same part of `count` statistics.
   template <class Source>
-  void normalize_parts(const Source& from, const Output& to, const Place* at, int64_t count,
-                       const NormalizerBatch& by, int64_t start, int64_t n) const {
+  void normalize_parts(const Source& from, const Parameters& with, const Output& to,
+                       const Place* at, int64_t count, const NormalizerBatch& by, int64_t start,
+                       int64_t n) const {
     Compute shift[kBatch], scale[kBatch], offset[kBatch];
     std::copy_n(by.shift, kBatch, shift);
     std::copy_n(by.scale, kBatch, scale);
@@ -284,7 +347,7 @@ struct Rows : Job<In> {
           at, plan.blocks, count, n, [&](auto spans, int64_t rows, int64_t length) EK_LAMBDA {
             const auto x = spans.of(from.tensor(call), from.skipped);
             const auto y = spans.of(to.tensor, to.skipped);
-            const auto weight = this->weight() + start, bias = this->bias() + start;
+            const auto weight = with.weight + start, bias = with.bias + start;
             for (int64_t i = 0; i < rows; ++i) {
               if (ahead) fetch(x(i) + rows * stride(from.tensor(call)), length);
               if (ahead && !kStream && !to.scratch)
@@ -317,43 +380,50 @@ struct Rows : Job<In> {
     const int64_t step = plan.batch, steps = std::max<int64_t>(1, kRange / (step * plan.length));
     for_each_range(call.parallel, plan.shards, units, step * steps,
                    [&](int64_t shard, int64_t first, int64_t last) {
-                     for (int64_t unit = first; unit < last; unit += step)
-                       forward_batch(shard, unit, std::min(step, last - unit));
+                     // The end of what has the same parameters: the sample's, or that of all.
+                     const int64_t same = plan.sample_blocks * plan.groups;
+                     for (int64_t unit = first; unit < last;) {
+                       const int64_t end = std::min(last, (unit / same + 1) * same);
+                       const Parameters with = parameters_of_unit(shard, unit, 0, plan.length);
+                       for (; unit < end; unit += step)
+                         forward_batch(with, shard, unit, std::min(step, end - unit));
+                       unit = end;
+                     }
                    });
   }
 
-  void forward_batch(int64_t shard, int64_t unit, int64_t count) const {
+  void forward_batch(const Parameters& with, int64_t shard, int64_t unit, int64_t count) const {
     Place places[kBatch];
     locate(unit, count, places);
     if (HWY_UNLIKELY(call.residual)) {
       const Sum sum = sum_of(shard, unit, places, count, 0, plan.length);
-      return normalize_batch(sum, shard, unit, places, count);
+      return normalize_batch(sum, with, shard, unit, places, count);
     }
-    normalize_batch(Input(), shard, unit, places, count);
+    normalize_batch(Input(), with, shard, unit, places, count);
   }
 
   // A few rows at a time, step by step: the long latency of turning sums into factors then overlaps
   // between rows.
   template <class Source>
-  void normalize_batch(const Source& from, int64_t shard, int64_t unit, const Place* places,
-                       int64_t count) const {
+  void normalize_batch(const Source& from, const Parameters& with, int64_t shard, int64_t unit,
+                       const Place* places, int64_t count) const {
     MomentsBatch found;
     NormalizerBatch by;
     moments_of(from, places, count, 0, plan.length, found);
     this->finish(unit, count, found, by);
-    finish_parts(from, shard, unit, places, count, by, 0, plan.length);
+    finish_parts(from, with, shard, unit, places, count, by, 0, plan.length);
   }
 
   // From factors to y.
   template <class Source>
-  HWY_INLINE void finish_parts(const Source& from, int64_t shard, int64_t unit, const Place* at,
-                               int64_t count, const NormalizerBatch& by, int64_t start,
-                               int64_t n) const {
+  HWY_INLINE void finish_parts(const Source& from, const Parameters& with, int64_t shard,
+                               int64_t unit, const Place* at, int64_t count,
+                               const NormalizerBatch& by, int64_t start, int64_t n) const {
     if constexpr (kStoresF32) {
       if (HWY_UNLIKELY(call.quantizes()))
-        return quantize_parts(from, shard, unit, at, count, by, start, n);
+        return quantize_parts(from, with, shard, unit, at, count, by, start, n);
     }
-    normalize_parts(from, {call.y, 0, false}, at, count, by, start, n);
+    normalize_parts(from, with, {call.y, 0, false}, at, count, by, start, n);
   }
 
   void forward_split(int64_t units) const {
@@ -381,10 +451,11 @@ struct Rows : Job<In> {
           found.set(0, pieces[unit * slices()]);
           this->finish(unit, 1, found, by, slice == 0);
           const Place at = place(unit);
-          if (!call.residual) return finish_parts(Input(), shard, unit, &at, 1, by, start, n);
+          const Parameters with = parameters_of_unit(shard, unit, start, n);
+          if (!call.residual) return finish_parts(Input(), with, shard, unit, &at, 1, by, start, n);
           // A sum that is stored is not added again: it may lie over x.
           const Sum sum = call.sum ? Sum{call.sum} : sum_of(shard, unit, &at, 1, start, n);
-          finish_parts(sum, shard, unit, &at, 1, by, start, n);
+          finish_parts(sum, with, shard, unit, &at, 1, by, start, n);
         });
   }
 
@@ -393,9 +464,12 @@ struct Rows : Job<In> {
   // Rows of a chunk, two at a time: the same group of two neighbouring blocks. The second may be
   // that of the chunk's end, and not exist.
   struct Batch {
-    Place at[kBatch];
+    Parameters with;
     int64_t end;
+    Place at[kBatch];
     Compute mean[kBatch] = {}, rstd[kBatch] = {};  // nought where there is no row
+
+    Batch(const Parameters& parameters, int64_t blocks) : with(parameters), end(blocks) {}
   };
 
   void add_pair(const Place& first, int64_t i, Batch& batch) const {
@@ -431,7 +505,7 @@ struct Rows : Job<In> {
               const GradientRow<In, Scalar> pair[2] = {row(i), row(i + 1)};
               TwoSums<Tag> part[2];
               reduce_rows<kDweight, kDbias, true, kCenter>(
-                  pair, std::min(block, n - done), this->weight() + at, this->bias() + at,
+                  pair, std::min(block, n - done), batch.with.weight + at, batch.with.bias + at,
                   this->partial(chunk, 0) + at, this->partial(chunk, 1) + at, cast, act, part);
               for (int k = 0; k < 2; ++k) {
                 if constexpr (kCenter) sum.put(d, i + k, part[k].first);
@@ -508,7 +582,7 @@ struct Rows : Job<In> {
             input_gradient<kStream, kCenter>(
                 x(i) + start, dy(i) + start, dx(i) + start, length, Scalar(d, batch.mean[i]),
                 Scalar(d, batch.rstd[i]), Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
-                this->weight() + parameter, this->bias() + parameter, cast, act, more(i));
+                batch.with.weight + parameter, batch.with.bias + parameter, cast, act, more(i));
           }
         });
   }
@@ -539,7 +613,7 @@ struct Rows : Job<In> {
           input_gradient<false, kCenter>(x(i) + at, dy(i) + at, LaneOrder<In>{gradient}, n,
                                          Scalar(d, batch.mean[i]), Scalar(d, batch.rstd[i]),
                                          Scalar(d, share.gradient[i]), Scalar(d, share.product[i]),
-                                         this->weight() + at, this->bias() + at, cast, act);
+                                         batch.with.weight + at, batch.with.bias + at, cast, act);
           put_sum<kStream>(gradient, batch.at[i], at, n);
         }
       }
@@ -575,27 +649,38 @@ struct Rows : Job<In> {
 
   void backward() const {
     plan.split ? backward_split() : backward_chunks();
+    if (call.modulates() && this->wants_parameters()) fold_samples();
     this->fold_partials();
+  }
+
+  // The blocks of a chunk.
+  struct Chunk {
+    int64_t first, end;
+  };
+  Chunk chunk_at(int64_t chunk) const {
+    const int64_t sample = chunk / plan.sample_chunks;
+    const int64_t first =
+        sample * plan.sample_blocks + chunk % plan.sample_chunks * plan.chunk_blocks;
+    return {first, std::min(first + plan.chunk_blocks, (sample + 1) * plan.sample_blocks)};
   }
 
   void backward_chunks() const {
     for_each_range(call.parallel, plan.shards, plan.chunks, 1,
-                   [&](int64_t, int64_t chunk, int64_t) {
+                   [&](int64_t shard, int64_t chunk, int64_t) {
                      this->clear_partials(chunk, 0, plan.partial_width);
-                     const int64_t first = chunk * plan.chunk_blocks,
-                                   end = std::min(first + plan.chunk_blocks, plan.blocks);
+                     const auto [first, end] = chunk_at(chunk);
+                     const Parameters with = parameters_of_unit(shard, first, 0, plan.length);
                      const int64_t pairs = (end - first + 1) / 2 * plan.groups;
                      const int64_t step = std::max<int64_t>(1, plan.batch / 2);
                      for (int64_t pair = 0; pair < pairs; pair += step)
-                       backward_batch(chunk, first, end, pair, std::min(step, pairs - pair));
+                       backward_batch(with, chunk, first, end, pair, std::min(step, pairs - pair));
                    });
   }
 
   // Pairs of rows of the blocks from first to end, numbered by block, then by group.
-  void backward_batch(int64_t chunk, int64_t first, int64_t end, int64_t pair,
-                      int64_t count) const {
-    Batch batch;
-    batch.end = end;
+  void backward_batch(const Parameters& with, int64_t chunk, int64_t first, int64_t end,
+                      int64_t pair, int64_t count) const {
+    Batch batch(with, end);
     Place next = place(pair);
     for (int64_t i = 0; i < count; ++i) {
       add_pair({first + 2 * next.block, next.group}, 2 * i, batch);
@@ -621,15 +706,15 @@ struct Rows : Job<In> {
     const int64_t per_chunk = plan.groups * slices();
     for_each_range(
         call.parallel, plan.shards, plan.chunks * per_chunk, 1,
-        [&](int64_t, int64_t item, int64_t) {
+        [&](int64_t shard, int64_t item, int64_t) {
           const int64_t chunk = item / per_chunk, group = item % per_chunk / slices(),
                         slice = item % slices();
           this->clear_partials(chunk, group * plan.parameter_stride + slice * kSlice,
                                std::min(kSlice, plan.parameter_stride - slice * kSlice));
-          Batch pair;
-          pair.end = std::min((chunk + 1) * plan.chunk_blocks, plan.blocks);
+          const auto [first, end] = chunk_at(chunk);
+          Batch pair(parameters_of_unit(shard, first, slice * kSlice, slice_length(slice)), end);
           with_reduce([&]<bool kDweight, bool kDbias, bool kCenter>(auto cast, auto act) EK_LAMBDA {
-            for (int64_t block = chunk * plan.chunk_blocks; block < pair.end; block += 2) {
+            for (int64_t block = first; block < pair.end; block += 2) {
               add_pair({block, group}, 0, pair);
               GradientSumsBatch part;
               reduce_slice<kDweight, kDbias, kCenter>(chunk, pair, 2, slice, cast, act, part);
@@ -645,15 +730,67 @@ struct Rows : Job<In> {
       for (int64_t slice = 1; slice < slices(); ++slice) total = total + (&total)[slice];
     }
     for_each_range(call.parallel, plan.shards, units * slices(), 1,
-                   [&](int64_t, int64_t item, int64_t) {
+                   [&](int64_t shard, int64_t item, int64_t) {
                      const int64_t unit = item / slices(), slice = item % slices();
-                     Batch row;
-                     row.end = plan.blocks;
+                     Batch row(parameters_of_unit(shard, unit, slice * kSlice, slice_length(slice)),
+                               plan.blocks);
                      add_pair(place(unit), 0, row);
                      GradientSumsBatch sums = {};
                      sums.set(0, pieces[unit * slices()]);
                      input_gradients(row, 1, sums, slice * kSlice, slice_length(slice));
                    });
+  }
+
+  // dscale and dshift, out of the sums of the samples' chunks. What stays in the first chunk of a sample is its share
+  // of dweight and dbias.
+  void fold_samples() const {
+    for_each_range(call.parallel, plan.shards, call.samples, this->grain(plan.length),
+                   [&](int64_t shard, int64_t first, int64_t last) {
+                     for (int64_t sample = first; sample < last; ++sample)
+                       fold_sample(shard, sample);
+                   });
+  }
+
+  HWY_NOINLINE void fold_sample(int64_t shard, int64_t sample) const {
+    const Parameters result = sample_arrays(shard);  // dscale, dshift
+    if (plan.sample_chunks == 0) {
+      for (const auto& array : {result.weight, result.bias})
+        std::fill_n(array.data, plan.parameter_stride, Compute{0});
+      return store_sample(result, sample);
+    }
+    const int64_t chunk = sample * plan.sample_chunks;
+    const typename Job<In>::Array products = this->partial(chunk, 0),
+                                  gradients = this->partial(chunk, 1);
+    for (int64_t which = 0; which < 2; ++which) {
+      this->add_chunks(which, chunk, chunk + plan.sample_chunks, 1, 0, plan.partial_width);
+      to_memory_order<In>(this->partial(chunk, which).data, plan.partial_width);
+    }
+    const Any<Compute> scale = of_sample(call.scale, sample, 0), weight = from(call.weight, 0),
+                       bias = from(call.bias, 0);
+    const auto one = hn::Set(d, Compute{1}),
+               offset = hn::Set(d, static_cast<Compute>(call.weight_offset));
+    for_each_vector<typename Job<In>::Array>(d, plan.length, [&](int64_t i, auto access) EK_LAMBDA {
+      const auto product = access.load(d, products, i), gradient = access.load(d, gradients, i);
+      auto dscale = product;
+      if (call.weight) dscale = hn::Mul(product, hn::Add(access.load(d, weight, i), offset));
+      if (call.bias) dscale = hn::MulAdd(gradient, access.load(d, bias, i), dscale);
+      access.store(d, dscale, result.weight, i);
+      access.store(d, gradient, result.bias, i);
+      if (!call.scale) return;
+      const auto factor = hn::Add(one, access.load(d, scale, i));
+      access.store(d, hn::Mul(product, factor), products, i);
+      access.store(d, hn::Mul(gradient, factor), gradients, i);
+    });
+    store_sample(result, sample);
+  }
+
+  void store_sample(const Parameters& gradients, int64_t sample) const {
+    const auto store = [&](const typename Job<In>::Array& from, const Tensor& to) {
+      const Vector target{to.at(sample * to.row_stride), to.dtype};
+      if (to) this->store_gradient(from, target, 0, plan.length);
+    };
+    store(gradients.weight, call.dscale);
+    store(gradients.bias, call.dshift);
   }
 
  private:

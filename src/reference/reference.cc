@@ -16,6 +16,7 @@ namespace {
 struct Element {
   int64_t outer, inner, position;  // in the tensor
   int64_t parameter;               // in weight and bias
+  int64_t sample = 0;              // whose scale and shift it has
 
   double of(const Tensor& tensor) const {
     return load_scalar(tensor.data, tensor.dtype, tensor.offset(outer, inner) + position);
@@ -30,7 +31,8 @@ int64_t unit_length(const Call& call) {
 }
 
 Element element(const Call& call, int64_t unit, int64_t k) {
-  if (!call.is_group_norm()) return {unit / call.inner, unit % call.inner, k, k};
+  if (!call.is_group_norm())
+    return {unit / call.inner, unit % call.inner, k, k, unit / call.sample_statistics()};
   const int64_t sample = unit / call.groups, group = unit % call.groups;
   const int64_t channels_per_group = call.channels / call.groups;
   if (call.layout == EK_NCHW) {
@@ -49,6 +51,21 @@ double weight_of(const Call& call, const Element& e) {
 
 double bias_of(const Call& call, const Element& e) {
   return call.bias ? load_scalar(call.bias.data, call.bias.dtype, e.parameter) : 0.0;
+}
+
+// Its value in a tensor with a row for each sample.
+double of_sample(const Tensor& tensor, const Element& e) {
+  return load_scalar(tensor.data, tensor.dtype, e.sample * tensor.row_stride + e.parameter);
+}
+
+double factor_of(const Call& call, const Element& e) {
+  return call.scale ? 1 + of_sample(call.scale, e) : 1.0;
+}
+
+// A shift that is absent leaves the sign of a zero alone.
+double modulate(const Call& call, const Element& e, double z) {
+  const double scaled = z * factor_of(call, e);
+  return call.shift ? scaled + of_sample(call.shift, e) : scaled;
 }
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
@@ -162,7 +179,8 @@ ek_status forward(const Call& call) {
     const double rstd = 1 / std::sqrt(variance + call.eps);
     const auto y_of = [&](const Element& e, double value) {
       const double normalized = cast(call, (value - mean) * rstd);
-      return activate(call.activation, normalized * weight_of(call, e) + bias_of(call, e));
+      const double z = normalized * weight_of(call, e) + bias_of(call, e);
+      return activate(call.activation, modulate(call, e, z));
     };
     if (quantizer.has_row_scales()) {
       for (int64_t k = 0; k < length; ++k) {
@@ -183,55 +201,88 @@ ek_status forward(const Call& call) {
   return EK_OK;
 }
 
-ek_status backward(const Call& call) {
-  const int64_t length = unit_length(call);
-  const auto sums = [&call](int64_t which) { return call.workspace + which * call.channels * 8; };
-  const auto accumulate = [&](int64_t which, int64_t parameter, double value) {
-    const double sum = load_scalar(sums(which), Dtype::kF64, parameter);
-    store_scalar(sums(which), Dtype::kF64, parameter, sum + value);
-  };
-  for (int64_t p = 0; p < 2 * call.channels; ++p) store_scalar(call.workspace, Dtype::kF64, p, 0);
+// In the workspace: sums for each parameter.
+enum class Sums { kDweight, kDbias, kDscale, kDshift };
+constexpr int64_t kSums = 4;
 
-  for (int64_t unit = 0; unit < call.statistics(); ++unit) {
-    const double mean = call.centers() ? load_scalar(call.mean, call.stats, unit) : 0;
-    const double rstd = load_scalar(call.rstd, call.stats, unit);
-    // The gradient with respect to z = normalized * weight + bias, the value before the activation.
-    const auto gradient = [&](const Element& e, double normalized) {
-      const double dy = e.of(call.dy);
-      if (call.activation == EK_ACTIVATION_NONE) return dy;
-      const double z = cast(call, normalized) * weight_of(call, e) + bias_of(call, e);
-      return activation_gradient(call.activation, z, dy);
+char* sums_of(const Call& call, Sums which) {
+  return call.workspace + static_cast<int64_t>(which) * call.channels * 8;
+}
+void accumulate(const Call& call, Sums which, int64_t parameter, double value) {
+  char* const sums = sums_of(call, which);
+  const double sum = load_scalar(sums, Dtype::kF64, parameter);
+  store_scalar(sums, Dtype::kF64, parameter, sum + value);
+}
+void clear(const Call& call, Sums which) {
+  for (int64_t p = 0; p < call.channels; ++p) store_scalar(sums_of(call, which), Dtype::kF64, p, 0);
+}
+// at: of the first.
+void store_sums(const Call& call, Sums which, char* to, Dtype dtype, int64_t at = 0) {
+  if (to == nullptr) return;
+  for (int64_t p = 0; p < call.channels; ++p)
+    store_scalar(to, dtype, at + p, load_scalar(sums_of(call, which), Dtype::kF64, p));
+}
+
+void backward_of_unit(const Call& call, int64_t unit) {
+  const int64_t length = unit_length(call);
+  const double mean = call.centers() ? load_scalar(call.mean, call.stats, unit) : 0;
+  const double rstd = load_scalar(call.rstd, call.stats, unit);
+  // The gradients with respect to z = normalized * weight + bias, and to what the activation is applied to.
+  struct Gradients {
+    double dz, modulated;
+  };
+  const auto gradients = [&](const Element& e, double normalized) -> Gradients {
+    const double dy = e.of(call.dy);
+    const double z = cast(call, normalized) * weight_of(call, e) + bias_of(call, e);
+    const double modulated = call.activation == EK_ACTIVATION_NONE
+                                 ? dy
+                                 : activation_gradient(call.activation, modulate(call, e, z), dy);
+    return {modulated * factor_of(call, e), modulated};
+  };
+  double sum = 0, sum_normalized = 0;
+  for (int64_t k = 0; k < length; ++k) {
+    const Element e = element(call, unit, k);
+    const double normalized = (e.of(call.x) - mean) * rstd;
+    const auto [dz, modulated] = gradients(e, normalized);
+    sum += dz * weight_of(call, e);
+    sum_normalized += dz * weight_of(call, e) * normalized;
+    const double weighted = cast(call, normalized) * weight_of(call, e);
+    accumulate(call, Sums::kDweight, e.parameter, dz * cast(call, normalized));
+    accumulate(call, Sums::kDbias, e.parameter, dz);
+    accumulate(call, Sums::kDscale, e.parameter, modulated * (weighted + bias_of(call, e)));
+    accumulate(call, Sums::kDshift, e.parameter, modulated);
+  }
+  if (!call.wants_dx()) return;
+  const double mean_gradient = call.centers() ? sum / static_cast<double>(length) : 0;
+  const double mean_product = sum_normalized / static_cast<double>(length);
+  for (int64_t k = 0; k < length; ++k) {
+    const Element e = element(call, unit, k);
+    const double normalized = (e.of(call.x) - mean) * rstd;
+    const double dz = gradients(e, normalized).dz;
+    const double own = rstd * (dz * weight_of(call, e) - mean_gradient - normalized * mean_product);
+    const double dx = call.dsum ? own + e.of(call.dsum) : own;
+    if (call.dx) e.set(call.dx, dx);
+    if (call.dresidual) e.set(call.dresidual, dx);
+  }
+}
+
+ek_status backward(const Call& call) {
+  const int64_t units = call.samples == 0 ? 0 : call.sample_statistics();
+  clear(call, Sums::kDweight);
+  clear(call, Sums::kDbias);
+  for (int64_t sample = 0; sample < call.samples; ++sample) {
+    clear(call, Sums::kDscale);
+    clear(call, Sums::kDshift);
+    for (int64_t unit = sample * units; unit < (sample + 1) * units; ++unit)
+      backward_of_unit(call, unit);
+    const auto store = [&](Sums which, const Tensor& to) {
+      store_sums(call, which, to.data, to.dtype, sample * to.row_stride);
     };
-    double sum = 0, sum_normalized = 0;
-    for (int64_t k = 0; k < length; ++k) {
-      const Element e = element(call, unit, k);
-      const double normalized = (e.of(call.x) - mean) * rstd;
-      const double dz = gradient(e, normalized);
-      sum += dz * weight_of(call, e);
-      sum_normalized += dz * weight_of(call, e) * normalized;
-      accumulate(0, e.parameter, dz * cast(call, normalized));
-      accumulate(1, e.parameter, dz);
-    }
-    if (!call.wants_dx()) continue;
-    const double mean_gradient = call.centers() ? sum / static_cast<double>(length) : 0;
-    const double mean_product = sum_normalized / static_cast<double>(length);
-    for (int64_t k = 0; k < length; ++k) {
-      const Element e = element(call, unit, k);
-      const double normalized = (e.of(call.x) - mean) * rstd;
-      const double dz = gradient(e, normalized);
-      const double own =
-          rstd * (dz * weight_of(call, e) - mean_gradient - normalized * mean_product);
-      const double dx = call.dsum ? own + e.of(call.dsum) : own;
-      if (call.dx) e.set(call.dx, dx);
-      if (call.dresidual) e.set(call.dresidual, dx);
-    }
+    store(Sums::kDscale, call.dscale);
+    store(Sums::kDshift, call.dshift);
   }
-  for (int64_t p = 0; p < call.channels; ++p) {
-    if (call.dweight)
-      store_scalar(call.dweight.data, call.dweight.dtype, p, load_scalar(sums(0), Dtype::kF64, p));
-    if (call.dbias)
-      store_scalar(call.dbias.data, call.dbias.dtype, p, load_scalar(sums(1), Dtype::kF64, p));
-  }
+  store_sums(call, Sums::kDweight, call.dweight.data, call.dweight.dtype);
+  store_sums(call, Sums::kDbias, call.dbias.data, call.dbias.dtype);
   return EK_OK;
 }
 
@@ -240,7 +291,7 @@ bool plan(const Call& call, AnyPlan& plan, Note& note) {
     note.set("tensors are on a device, and this backend reads host memory");
     return false;
   }
-  plan.workspace = call.pass == Pass::kForward ? 0 : static_cast<size_t>(2 * call.channels * 8);
+  plan.workspace = call.pass == Pass::kForward ? 0 : static_cast<size_t>(kSums * call.channels * 8);
   return true;
 }
 

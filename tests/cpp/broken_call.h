@@ -74,7 +74,8 @@ inline std::string outputs_of(const Problem& problem) {
     add(problem.buffer(tensor));
   }
   for (Vector vector : {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias,
-                        Vector::kMean, Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd}) {
+                        Vector::kMean, Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd,
+                        Vector::kScale, Vector::kShift, Vector::kDscale, Vector::kDshift}) {
     add(problem.buffer(vector));
   }
   return all;

@@ -37,6 +37,9 @@ layer_norm rows=37 cols=1000 x=bf16 residual=f32 dsum=f32 dresidual=f32
 rms_norm rows=700 cols=129 x=bf16 residual=bf16 dsum=bf16
 rms_norm rows=2 cols=300001 x=bf16 residual=bf16 dsum=bf16 in_place=sum
 layer_norm rows=60 cols=650 x=f32 in_place=dy
+layer_norm rows=4000 cols=33 samples=5 x=f32 scale=f32 shift=f32
+rms_norm rows=700 cols=129 samples=350 x=bf16 scale=bf16 shift=bf16
+layer_norm rows=3 cols=100003 samples=3 x=bf16 scale=f32 shift=f32 residual=f32
 group_norm samples=2 channels=320 spatial=100 groups=32 x=f32 layout=nchw,nhwc
 group_norm samples=1 channels=4 spatial=100003 groups=1 x=f32 layout=nchw,nhwc
 group_norm samples=1 channels=40 spatial=10007 groups=2 x=bf16 layout=nchw,nhwc activation=silu
@@ -55,7 +58,8 @@ std::vector<std::string> run_all(const Case& c, const Runner& runner) {
   };
   for (Tensor tensor : {Tensor::kY, Tensor::kSum, Tensor::kDx, Tensor::kDresidual})
     keep(problem.buffer(tensor));
-  for (Vector vector : {Vector::kMean, Vector::kRstd, Vector::kDweight, Vector::kDbias}) {
+  for (Vector vector : {Vector::kMean, Vector::kRstd, Vector::kDweight, Vector::kDbias,
+                        Vector::kDscale, Vector::kDshift}) {
     keep(problem.buffer(vector));
   }
   return outputs;

@@ -137,7 +137,7 @@ TEST_P(Quantized, ScalesOfRows) {
 TEST_P(Quantized, DependsOnTheRowAlone) {
   for (const char* line : {"layer_norm rows=600 cols=129 x=bf16 y=e4m3",
                            "rms_norm rows=600 cols=64 x=f32 residual=bf16 y=i8",
-                           "layer_norm rows=3 cols=50001 x=f32 y=e5m2 scale=tensor",
+                           "layer_norm rows=3 cols=50001 x=f32 y=e5m2 y_scale=tensor",
                            "layer_norm rows=3 cols=50001 x=f32 y=e5m2"}) {
     SCOPED_TRACE(line);
     const Case c = parse_case(line);
@@ -173,7 +173,7 @@ TEST(Quantized, IsSeenInTheExplanation) {
 }
 
 constexpr char kByRows[] = "rms_norm rows=3 cols=8 y=e4m3";
-constexpr char kByTensor[] = "rms_norm rows=3 cols=8 y=i8 scale=tensor";
+constexpr char kByTensor[] = "rms_norm rows=3 cols=8 y=i8 y_scale=tensor";
 
 TEST(Errors, OfAQuantizedY) {
   const Broken<ek_forward_args> forward[] = {

@@ -95,7 +95,8 @@ std::vector<Buffer*> buffers_of(const Problem& problem) {
   if (problem.spec().residual.present) add(problem.buffer(Tensor::kNormalized));
   for (Vector vector :
        {Vector::kWeight, Vector::kBias, Vector::kDweight, Vector::kDbias, Vector::kMean,
-        Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kScale, Vector::kRowScale}) {
+        Vector::kRstd, Vector::kSavedMean, Vector::kSavedRstd, Vector::kYScale, Vector::kRowScale,
+        Vector::kScale, Vector::kShift, Vector::kDscale, Vector::kDshift}) {
     add(problem.buffer(vector));
   }
   return buffers;
@@ -153,7 +154,9 @@ std::vector<CallStructs::Field> CallStructs::fields(bool backward) {
                            {Kind::kInt32, &a.reserved},
                            {Kind::kPointer, &a.mean},
                            {Kind::kPointer, &a.rstd}});
-    for (ek_tensor* t : {&a.dy, &a.x, &a.dx, &a.dsum, &a.dresidual}) tensor(*t);
+    for (ek_tensor* t :
+         {&a.dy, &a.x, &a.dx, &a.dsum, &a.dresidual, &a.scale, &a.shift, &a.dscale, &a.dshift})
+      tensor(*t);
     for (ek_vector* v : {&a.weight, &a.bias, &a.dweight, &a.dbias}) vector(*v);
   } else {
     ek_forward_args& a = *forward_;
@@ -164,7 +167,7 @@ std::vector<CallStructs::Field> CallStructs::fields(bool backward) {
                            {Kind::kPointer, &a.y_scale},
                            {Kind::kPointer, &a.y_row_scale},
                            {Kind::kDouble, &a.y_amax_bound}});
-    for (ek_tensor* t : {&a.x, &a.y, &a.residual, &a.sum}) tensor(*t);
+    for (ek_tensor* t : {&a.x, &a.y, &a.residual, &a.sum, &a.scale, &a.shift}) tensor(*t);
     for (ek_vector* v : {&a.weight, &a.bias}) vector(*v);
   }
   return all;
@@ -270,6 +273,11 @@ bool CallStructs::is_backed(const Problem& problem, bool backward) {
   const auto vector = [&](const ek_vector& v) {
     return there(v.data, parameters * static_cast<Wide>(size_of(static_cast<ek_dtype>(v.dtype))));
   };
+  const auto samples = [&](const ek_tensor& t) {
+    const Wide stride = t.row_stride != 0 && p.samples > 1 ? t.row_stride : p.cols;
+    const Wide elements = p.samples <= 0 ? 0 : (p.samples - 1) * stride + p.cols;
+    return there(t.data, elements * static_cast<Wide>(size_of(static_cast<ek_dtype>(t.dtype))));
+  };
   const auto statistics = [&](const void* data, const ek_tensor& x) {
     return there(data, units * (x.dtype == EK_F64 ? 8 : 4));
   };
@@ -279,13 +287,15 @@ bool CallStructs::is_backed(const Problem& problem, bool backward) {
     const ek_backward_args& a = *backward_;
     return tensor(a.dy) && tensor(a.x) && tensor(a.dx) && tensor(a.dsum) && tensor(a.dresidual) &&
            vector(a.weight) && vector(a.bias) && vector(a.dweight) && vector(a.dbias) &&
+           samples(a.scale) && samples(a.shift) && samples(a.dscale) && samples(a.dshift) &&
            statistics(a.mean, a.x) && statistics(a.rstd, a.x);
   }
   const ek_forward_args& a = *forward_;
   const ek_tensor& normalized = a.residual.data == nullptr ? a.x : a.sum;
   return tensor(a.x) && tensor(a.y) && tensor(a.residual) && tensor(a.sum) && vector(a.weight) &&
          vector(a.bias) && statistics(a.mean, normalized) && statistics(a.rstd, normalized) &&
-         there(a.y_scale, 4) && there(a.y_row_scale, units * 4);
+         there(a.y_scale, 4) && there(a.y_row_scale, units * 4) && samples(a.scale) &&
+         samples(a.shift);
 }
 
 }  // namespace evenkeel::support

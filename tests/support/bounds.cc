@@ -45,6 +45,26 @@ double error_after_casting(const Case& c, double value, double e_value, double* 
                   *rounded - round_to(value - e_value, format));
 }
 
+// The weight and bias of one parameter in a unit's sample, and their errors but for those of the weight's own
+// offset: the formula with a scale and a shift is that of a norm with such a weight and bias.
+struct Modulated {
+  double weight, bias;
+  double e_weight = 0, e_bias = 0;
+  double scale = 1;
+  size_t at = 0;  // in the parameters of all samples
+
+  Modulated(const Case& c, const Parameters& parameters, double u, int64_t unit, size_t p)
+      : weight(parameters.weight[p]), bias(parameters.bias[p]) {
+    if (!modulates(c)) return;
+    at = static_cast<size_t>(unit / (unit_count(c) / c.samples)) * parameters.weight.size() + p;
+    scale = parameters.scale[at];
+    weight *= scale;
+    e_weight = 3 * u * std::fabs(weight);
+    e_bias = 3 * u * (std::fabs(bias * scale) + std::fabs(parameters.shift[at]));
+    bias = bias * scale + parameters.shift[at];
+  }
+};
+
 }  // namespace
 
 Activated::Activated(ek_activation activation, double z) {
@@ -117,15 +137,17 @@ void bound_forward(const Case& c, int64_t unit, const std::vector<double>& x,
   bounds.y.resize(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
     const auto p = static_cast<size_t>(parameter(unit, static_cast<int64_t>(i)));
-    const double weight = parameters.weight[p], bias = parameters.bias[p];
+    const Modulated modulated(c, parameters, u, unit, p);
+    const double weight = modulated.weight, bias = modulated.bias;
     const double normalized = (x[i] - mean) * rstd;
     const double e_normalized = e_mean * rstd + std::fabs(x[i] - mean) * e_rstd +
                                 2 * u * std::fabs(normalized) + tiny * rstd;
     double cast;
     const double e_cast = error_after_casting(c, normalized, e_normalized, &cast);
     const double scaled = cast * weight, z = scaled + bias;
-    const double e_z =
-        std::fabs(weight) * e_cast + 3 * u * std::fabs(scaled) + u * std::fabs(bias) + tiny;
+    const double e_z = std::fabs(weight) * e_cast + 3 * u * std::fabs(scaled) +
+                       u * std::fabs(bias) + tiny + modulated.e_weight * std::fabs(cast) +
+                       modulated.e_bias;
     if (c.activation == EK_ACTIVATION_NONE) {
       bounds.y[i] = e_z;
     } else {
@@ -141,7 +163,9 @@ BackwardBounds::BackwardBounds(const Case& c, const Parameters& parameters)
       parameters_(parameters),
       parameter_(c),
       dweight_(parameters.weight.size()),
-      dbias_(parameters.weight.size()) {}
+      dbias_(parameters.weight.size()),
+      dscale_(parameters.scale.size()),
+      dshift_(parameters.scale.size()) {}
 
 void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
                               const std::vector<double>& dy, const std::vector<double>& dsum,
@@ -160,16 +184,18 @@ void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
   const double e_center = u * std::fabs(mean) * rstd + tiny * rstd;
   const auto g_of = [&](size_t i, double* e_g, bool accumulate) {
     const auto p = static_cast<size_t>(parameter_(unit, static_cast<int64_t>(i)));
-    const double weight = parameters_.weight[p];
+    const Modulated modulated(case_, parameters_, u, unit, p);
+    const double weight = modulated.weight;
     const double normalized = (x[i] - mean) * rstd;
     const double e_normalized = 3 * u * std::fabs(normalized) + e_center;
     double cast;
     const double e_cast = error_after_casting(case_, normalized, e_normalized, &cast);
     double dz = dy[i], e_dz = 0;
     if (case_.activation != EK_ACTIVATION_NONE) {
-      const double scaled = cast * weight, z = scaled + parameters_.bias[p];
+      const double scaled = cast * weight, z = scaled + modulated.bias;
       const double e_z = std::fabs(weight) * e_cast + 3 * u * std::fabs(scaled) +
-                         u * std::fabs(parameters_.bias[p]);
+                         u * std::fabs(modulated.bias) + modulated.e_weight * std::fabs(cast) +
+                         modulated.e_bias;
       const Activated at(case_.activation, z);
       dz *= at.slope;
       e_dz = std::fabs(dy[i]) * (at.bend * e_z + 8 * u) + u * std::fabs(dz);
@@ -177,14 +203,27 @@ void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
       if (case_.activation == EK_ACTIVATION_RELU) e_dz = std::fabs(z) <= e_z ? std::fabs(dy[i]) : 0;
     }
     if (accumulate) {
-      dweight_[p].magnitude += std::fabs(dz * cast);
       // A product may underflow before it is multiplied by rstd, or after.
-      dweight_[p].error +=
+      const double e_product =
           std::fabs(cast) * e_dz + std::fabs(dz) * e_cast + tiny * std::max(1.0, rstd);
-      dbias_[p].magnitude += std::fabs(dz);
-      dbias_[p].error += e_dz + tiny;
+      const double product = std::fabs(dz * cast), scale = std::fabs(modulated.scale);
+      const double rounding = modulates(case_) ? 3 * u : 0;
+      dweight_[p].magnitude += scale * product;
+      dweight_[p].error += scale * (e_product + rounding * product);
+      dbias_[p].magnitude += scale * std::fabs(dz);
+      dbias_[p].error += scale * (e_dz + rounding * std::fabs(dz)) + tiny;
+      if (modulates(case_)) {
+        const double own = std::fabs(parameters_.weight[p]), bias = std::fabs(parameters_.bias[p]);
+        Sum &dscale = dscale_[modulated.at], &dshift = dshift_[modulated.at];
+        dscale.magnitude += own * product + bias * std::fabs(dz);
+        dscale.error += own * (e_product + rounding * product) +
+                        bias * (e_dz + rounding * std::fabs(dz)) + tiny;
+        dshift.magnitude += std::fabs(dz);
+        dshift.error += e_dz + tiny;
+      }
     }
-    *e_g = std::fabs(weight) * e_dz + 2 * u * std::fabs(dz * weight) + tiny;
+    *e_g = std::fabs(weight) * e_dz + 2 * u * std::fabs(dz * weight) +
+           modulated.e_weight * std::fabs(dz) + tiny;
     return dz * weight;
   };
   for (size_t i = 0; i < x.size(); ++i) {
@@ -217,8 +256,7 @@ void BackwardBounds::add_unit(int64_t unit, const std::vector<double>& x,
   }
 }
 
-std::vector<double> BackwardBounds::total(const std::vector<Sum>& sums) const {
-  const int64_t terms = element_count(case_) / parameter_count(case_);
+std::vector<double> BackwardBounds::total(const std::vector<Sum>& sums, int64_t terms) const {
   const double sum_u = arithmetic_of(case_, true).sum_error(static_cast<double>(terms));
   std::vector<double> bounds;
   for (const Sum& sum : sums) {
@@ -227,7 +265,17 @@ std::vector<double> BackwardBounds::total(const std::vector<Sum>& sums) const {
   return bounds;
 }
 
-std::vector<double> BackwardBounds::dweight() const { return total(dweight_); }
-std::vector<double> BackwardBounds::dbias() const { return total(dbias_); }
+std::vector<double> BackwardBounds::dweight() const {
+  return total(dweight_, element_count(case_) / parameter_count(case_));
+}
+std::vector<double> BackwardBounds::dbias() const {
+  return total(dbias_, element_count(case_) / parameter_count(case_));
+}
+std::vector<double> BackwardBounds::dscale() const {
+  return total(dscale_, unit_count(case_) / sample_count(case_));
+}
+std::vector<double> BackwardBounds::dshift() const {
+  return total(dshift_, unit_count(case_) / sample_count(case_));
+}
 
 }  // namespace evenkeel::support

@@ -15,9 +15,11 @@
 
 namespace evenkeel::support {
 
-// The weight (with its offset) and bias of every parameter; 1 and 0 where they are absent.
+// The weight (with its offset) and bias of every parameter; 1 and 0 where they are absent. 1 + scale, and the shift,
+// of every parameter of every sample; empty where there are no samples.
 struct Parameters {
   std::vector<double> weight, bias;
+  std::vector<double> scale, shift;
 };
 
 // Which parameter belongs to element `index` of `unit`, for elements in (channel, pixel) order.
@@ -62,18 +64,21 @@ class BackwardBounds {
 
   std::vector<double> dweight() const;
   std::vector<double> dbias() const;
+  // Of every parameter of every sample.
+  std::vector<double> dscale() const;
+  std::vector<double> dshift() const;
 
  private:
   // What the bound of a sum is made of: the terms' own errors and their magnitudes.
   struct Sum {
     double error = 0, magnitude = 0;
   };
-  std::vector<double> total(const std::vector<Sum>& sums) const;
+  std::vector<double> total(const std::vector<Sum>& sums, int64_t terms) const;
 
   const Case& case_;
   const Parameters& parameters_;
   ParameterIndex parameter_;
-  std::vector<Sum> dweight_, dbias_;
+  std::vector<Sum> dweight_, dbias_, dscale_, dshift_;
 };
 
 }  // namespace evenkeel::support

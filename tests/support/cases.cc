@@ -29,7 +29,7 @@ const Names<ek_dtype> kDtypes = {
 const Names<ek_dtype> kYDtypes = {{"f32", EK_F32},   {"f64", EK_F64},      {"f16", EK_F16},
                                   {"bf16", EK_BF16}, {"e4m3", EK_F8_E4M3}, {"e5m2", EK_F8_E5M2},
                                   {"i8", EK_I8}};
-const Names<Scale> kScales = {{"rows", Scale::kRows}, {"tensor", Scale::kTensor}};
+const Names<YScale> kYScales = {{"rows", YScale::kRows}, {"tensor", YScale::kTensor}};
 const Names<ek_layout> kLayouts = {{"nchw", EK_NCHW}, {"nhwc", EK_NHWC}};
 const Names<ek_casting> kCastings = {
     {"none", EK_CASTING_NONE}, {"llama", EK_CASTING_LLAMA}, {"gemma", EK_CASTING_GEMMA}};
@@ -138,7 +138,8 @@ Key dtype_key(const char* name, Spec Case::*field, bool optional) {
           }};
 }
 
-Key stride_key(const std::string& name, TensorSpec Case::*field, int64_t TensorSpec::*stride) {
+template <typename Spec>
+Key stride_key(const std::string& name, Spec Case::*field, int64_t Spec::*stride) {
   return {name, [=](Case& c, const std::string& word) { (c.*field).*stride = parse_integer(word); },
           [=](const Case& c) { return std::to_string((c.*field).*stride); }};
 }
@@ -157,7 +158,7 @@ const std::vector<Key>& keys() {
         dtype_key("x", &Case::x, false),
         {"y", [](Case& c, const std::string& word) { c.y.dtype = find(kYDtypes, word); },
          [](const Case& c) { return std::string(support::print(kYDtypes, c.y.dtype)); }},
-        word_key("scale", kScales, &Case::scale),
+        word_key("y_scale", kYScales, &Case::y_scale),
         number_key("amax_bound", &Case::amax_bound),
         dtype_key("dy", &Case::dy, false),
         dtype_key("dx", &Case::dx, true),
@@ -169,6 +170,10 @@ const std::vector<Key>& keys() {
         dtype_key("bias", &Case::bias, true),
         dtype_key("dweight", &Case::dweight, true),
         dtype_key("dbias", &Case::dbias, true),
+        dtype_key("scale", &Case::scale, true),
+        dtype_key("shift", &Case::shift, true),
+        dtype_key("dscale", &Case::dscale, true),
+        dtype_key("dshift", &Case::dshift, true),
         word_key("mean", kYesNo, &Case::mean),
         word_key("rstd", kYesNo, &Case::rstd),
         number_key("eps", &Case::eps),
@@ -204,6 +209,12 @@ const std::vector<Key>& keys() {
       all.push_back(
           stride_key(std::string(name) + "_outer_stride", field, &TensorSpec::outer_stride));
     }
+    const std::pair<const char*, SampleSpec Case::*> of_samples[] = {{"scale", &Case::scale},
+                                                                     {"shift", &Case::shift},
+                                                                     {"dscale", &Case::dscale},
+                                                                     {"dshift", &Case::dshift}};
+    for (const auto& [name, field] : of_samples)
+      all.push_back(stride_key(std::string(name) + "_stride", field, &SampleSpec::stride));
     return all;
   }();
   return table;
@@ -250,6 +261,12 @@ void resolve(Case& c, const std::set<std::string>& given) {
   if (unset("bias")) c.bias.present = c.op != EK_RMS_NORM;
   if (unset("dweight")) c.dweight = c.weight;
   if (unset("dbias")) c.dbias = c.bias;
+  const auto gradient = [&](SampleSpec& of, const char* name, const SampleSpec& leader) {
+    if (unset(name)) of.dtype = leader.dtype, of.present = leader.present;
+  };
+  gradient(c.dscale, "dscale", c.scale);
+  gradient(c.dshift, "dshift", c.shift);
+  if (unset("samples") && c.op != EK_GROUP_NORM) c.samples = modulates(c) ? 1 : 0;
   if (unset("mean")) c.mean = c.op != EK_RMS_NORM;
 }
 
@@ -269,18 +286,23 @@ void check(const Case& c, const std::set<std::string>& given) {
     }
   };
   for (const char* key : {"rows", "cols"}) group ? named(key, refuse) : named(key, require);
-  for (const char* key : {"samples", "channels", "spatial", "groups"}) {
+  for (const char* key : {"channels", "spatial", "groups"}) {
     group ? named(key, require) : named(key, refuse);
   }
-  for (const char* key : {"inner_rows", "residual", "sum", "dsum", "dresidual"}) {
+  if (group) named("samples", require);
+  if (!group && !modulates(c)) named("samples", refuse);
+  if (!group && modulates(c) && (c.samples < 1 || c.rows % c.samples != 0))
+    throw CaseError("samples: it must divide rows");
+  for (const char* key : {"inner_rows", "residual", "sum", "dsum", "dresidual", "scale", "shift",
+                          "dscale", "dshift"}) {
     if (group) named(key, refuse);
   }
   if (group && quantizes(c)) throw CaseError("y: group norm does not quantize");
   if (c.backward && quantizes(c)) throw CaseError("pass: a quantized y has no gradient");
   if (!quantizes(c)) {
-    for (const char* key : {"scale", "amax_bound"}) named(key, refuse);
+    for (const char* key : {"y_scale", "amax_bound"}) named(key, refuse);
   }
-  if (c.amax_bound != 0 && c.scale == Scale::kTensor)
+  if (c.amax_bound != 0 && c.y_scale == YScale::kTensor)
     throw CaseError("amax_bound: only scales of rows have one");
   if (c.sum.present && !c.residual.present) throw CaseError("sum: there is none without residual");
   if (group && (c.groups < 1 || c.channels % c.groups != 0)) {
@@ -432,6 +454,12 @@ int64_t unit_size(const Case& c) {
   return c.op == EK_GROUP_NORM ? c.channels / c.groups * c.spatial : c.cols;
 }
 
+bool modulates(const Case& c) {
+  return c.scale.present || c.shift.present || c.dscale.present || c.dshift.present;
+}
+
+int64_t sample_count(const Case& c) { return modulates(c) ? c.samples : 1; }
+
 int64_t parameter_count(const Case& c) { return c.op == EK_GROUP_NORM ? c.channels : c.cols; }
 
 int64_t element_count(const Case& c) {
@@ -449,7 +477,8 @@ bool computes_in_f64(const Case& c, bool backward) {
   const auto wide = [](const auto& spec) { return spec.present && spec.dtype == EK_F64; };
   const bool tensors = backward ? wide(c.dy) || wide(c.dx) || wide(c.dsum) || wide(c.dresidual)
                                 : wide(c.y) || wide(c.x) || wide(c.residual);
-  return tensors || wide(normalized(c)) || wide(c.weight) || wide(c.bias);
+  return tensors || wide(normalized(c)) || wide(c.weight) || wide(c.bias) || wide(c.scale) ||
+         wide(c.shift);
 }
 
 bool quantizes(const Case& c) { return size_of(c.y.dtype) == 1; }

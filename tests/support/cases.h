@@ -8,24 +8,28 @@
 // key             values                         default
 // rows cols       row norms: integers            required
 // inner_rows      rows per block                 0: one block
-// samples channels spatial groups                required for group_norm
+// samples channels spatial groups                required for group_norm; samples of row norms, with a
+//                                                scale or shift: 1
 // layout          nchw nhwc                      nchw
 // x               f32 f64 f16 bf16               f32
 // y, dx           a type; dx also none           x's
 // dy              a type                         y's
 //                 y also e4m3 e5m2 i8: quantized; row norms, forward only
-// scale           tensor rows: of a y of 8 bits  rows
-// amax_bound      number, with scale=rows        0: none
+// y_scale         tensor rows: of a y of 8 bits  rows
+// amax_bound      number, with y_scale=rows      0: none
 // residual        a type or none; row norms      none
 // sum             a type or none: not stored     residual's
 // dsum dresidual  a type or none; row norms      none
 // weight bias     a type or none                 f32; bias of rms_norm: none
 // dweight dbias   a type or none                 weight's, bias's; none where that is absent
+// scale shift     a type or none; row norms      none
+// dscale dshift   a type or none                 scale's, shift's; none where that is absent
 // mean rstd       yes no: asked of the forward   yes; mean of rms_norm: no
 // eps offset      numbers                        1e-5, 0
 // casting         none llama gemma               none
 // activation      none silu relu gelu gelu_tanh  none
 // {x,y,dy,dx,residual,sum,dsum,dresidual}_{row,outer}_stride   0: dense
+// {scale,shift,dscale,dshift}_stride             0: dense
 // in_place        none dy x residual sum         none. dy: y is x, dx is dy; x: y is x, dx is x;
 //                                                residual: sum is residual, dresidual is dsum;
 //                                                sum: sum is x, dx is dsum
@@ -63,7 +67,7 @@ enum class Values {
 };
 
 // Of a y of 8 bits: one for all of it, or one of each row, which the call computes.
-enum class Scale { kRows, kTensor };
+enum class YScale { kRows, kTensor };
 
 enum class InPlace { kNone, kDy, kX, kResidual, kSum };
 
@@ -79,6 +83,13 @@ struct VectorSpec {
   bool present = true;
 };
 
+// A vector for each sample.
+struct SampleSpec {
+  ek_dtype dtype = EK_F32;
+  bool present = false;
+  int64_t stride = 0;
+};
+
 inline constexpr TensorSpec kAbsent{EK_F32, false, 0, 0};
 
 struct Case {
@@ -91,10 +102,11 @@ struct Case {
   ek_casting casting = EK_CASTING_NONE;
   ek_activation activation = EK_ACTIVATION_NONE;
   TensorSpec x, y, dy, dx;
-  Scale scale = Scale::kRows;
+  YScale y_scale = YScale::kRows;
   double amax_bound = 0;
   TensorSpec residual = kAbsent, sum = kAbsent, dsum = kAbsent, dresidual = kAbsent;
   VectorSpec weight, bias, dweight, dbias;
+  SampleSpec scale, shift, dscale, dshift;
   bool mean = true, rstd = true;
   InPlace in_place = InPlace::kNone;
   int64_t misalign = 0;
@@ -122,6 +134,9 @@ int64_t unit_count(const Case& c);
 int64_t unit_size(const Case& c);
 // Length of the weight and bias.
 int64_t parameter_count(const Case& c);
+// Whether there is a scale, a shift or a gradient of one; then the samples that each have theirs, otherwise 1.
+bool modulates(const Case& c);
+int64_t sample_count(const Case& c);
 // Elements of x.
 int64_t element_count(const Case& c);
 

@@ -74,12 +74,18 @@ class Judge {
 Parameters parameters_of(const Problem& problem) {
   const Case& c = problem.spec();
   const auto count = static_cast<size_t>(parameter_count(c));
-  Parameters parameters{std::vector<double>(count, 1), std::vector<double>(count, 0)};
+  Parameters parameters{std::vector<double>(count, 1), std::vector<double>(count, 0), {}, {}};
   if (c.weight.present) {
     parameters.weight = problem.read(Vector::kWeight);
     for (double& weight : parameters.weight) weight += c.offset;
   }
   if (c.bias.present) parameters.bias = problem.read(Vector::kBias);
+  if (!modulates(c)) return parameters;
+  parameters.scale.assign(count * static_cast<size_t>(c.samples), 0);
+  parameters.shift = parameters.scale;
+  if (c.scale.present) parameters.scale = problem.read(Vector::kScale);
+  if (c.shift.present) parameters.shift = problem.read(Vector::kShift);
+  for (double& scale : parameters.scale) scale += 1;
   return parameters;
 }
 
@@ -105,6 +111,7 @@ Problem make_oracle(const Problem& problem) {
   c.y = c.dx = TensorSpec{EK_F64, true, 0, 0};
   c.dresidual.present = false;  // dx is the same
   c.dweight = c.dbias = VectorSpec{EK_F64, true};
+  if (modulates(c)) c.dscale = c.dshift = SampleSpec{EK_F64, true, 0};
   c.mean = c.op != EK_RMS_NORM;
   c.rstd = true;
   c.in_place = InPlace::kNone;
@@ -173,6 +180,8 @@ Accuracy compare_backward(const Problem& result, const Problem& oracle) {
   if (c.dresidual.present) second.finish(accuracy);
   judge_vector("dweight", result, oracle, Vector::kDweight, bounds.dweight(), accuracy);
   judge_vector("dbias", result, oracle, Vector::kDbias, bounds.dbias(), accuracy);
+  judge_vector("dscale", result, oracle, Vector::kDscale, bounds.dscale(), accuracy);
+  judge_vector("dshift", result, oracle, Vector::kDshift, bounds.dshift(), accuracy);
   return accuracy;
 }
 

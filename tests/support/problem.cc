@@ -24,12 +24,25 @@ Buffer make_vector(const Case& c, ek_dtype dtype, bool present, int64_t count) {
   return Buffer(static_cast<size_t>(count) * size_of(dtype), static_cast<size_t>(c.misalign));
 }
 
+int64_t sample_stride(const Case& c, const SampleSpec& spec) {
+  return spec.stride == 0 ? c.cols : spec.stride;
+}
+
+Buffer make_sample_tensor(const Case& c, const SampleSpec& spec) {
+  if (!spec.present) return Buffer();
+  const int64_t elements = (c.samples - 1) * sample_stride(c, spec) + c.cols;
+  return Buffer(static_cast<size_t>(elements) * size_of(spec.dtype),
+                static_cast<size_t>(c.misalign));
+}
+
 std::shared_ptr<const Inputs> make_inputs(const Case& c) {
   auto inputs = std::make_shared<Inputs>();
   inputs->x = make_tensor(c, c.x);
   inputs->dy = make_tensor(c, c.dy);
   inputs->weight = make_vector(c, c.weight.dtype, c.weight.present, parameter_count(c));
   inputs->bias = make_vector(c, c.bias.dtype, c.bias.present, parameter_count(c));
+  inputs->scale = make_sample_tensor(c, c.scale);
+  inputs->shift = make_sample_tensor(c, c.shift);
   inputs->residual = make_tensor(c, c.residual);
   if (c.residual.present) inputs->sum = make_tensor(c, normalized(c));
   inputs->dsum = make_tensor(c, c.dsum);
@@ -46,6 +59,10 @@ ek_tensor tensor_of(const TensorSpec& spec, const Buffer& buffer) {
 
 ek_vector vector_of(const VectorSpec& spec, const Buffer& buffer) {
   return {address(buffer), spec.dtype, 0};
+}
+
+ek_tensor tensor_of(const SampleSpec& spec, const Buffer& buffer) {
+  return {address(buffer), spec.stride, 0, spec.dtype, 0};
 }
 
 std::string failure(const char* call, ek_status status) {
@@ -72,6 +89,20 @@ bool gaps_intact(const Case& c, const TensorSpec& spec, const Buffer& buffer) {
       return false;
     }
     end = stop;
+  }
+  return true;
+}
+
+bool gaps_intact(const Case& c, const SampleSpec& spec, const Buffer& buffer) {
+  if (!buffer) return true;
+  const auto bytes = static_cast<int64_t>(size_of(spec.dtype));
+  const int64_t stride = sample_stride(c, spec);
+  for (int64_t sample = 0; sample + 1 < c.samples; ++sample) {
+    const unsigned char* const gap = buffer.data() + (sample * stride + c.cols) * bytes;
+    if (!std::all_of(gap, gap + (stride - c.cols) * bytes,
+                     [](unsigned char byte) { return byte == Buffer::kPoison; })) {
+      return false;
+    }
   }
   return true;
 }
@@ -140,8 +171,8 @@ void Problem::allocate() {
   saved_mean_ = make_vector(c, statistics, has_mean, units);
   saved_rstd_ = make_vector(c, statistics, true, units);
   if (quantizes(c)) {
-    y_scale_ = make_vector(c, EK_F32, c.scale == Scale::kTensor, 1);
-    row_scale_ = make_vector(c, EK_F32, c.scale == Scale::kRows, units);
+    y_scale_ = make_vector(c, EK_F32, c.y_scale == YScale::kTensor, 1);
+    row_scale_ = make_vector(c, EK_F32, c.y_scale == YScale::kRows, units);
     if (y_scale_) store(EK_F32, y_scale_.data(), static_cast<double>(tensor_scale(c.y.dtype)));
   }
   if (!c.backward) return;
@@ -149,6 +180,8 @@ void Problem::allocate() {
   dresidual_ = make_tensor(c, c.dresidual);
   dweight_ = make_vector(c, c.dweight.dtype, c.dweight.present, parameters);
   dbias_ = make_vector(c, c.dbias.dtype, c.dbias.present, parameters);
+  dscale_ = make_sample_tensor(c, c.dscale);
+  dshift_ = make_sample_tensor(c, c.dshift);
 }
 
 void Problem::bind() {
@@ -167,6 +200,8 @@ void Problem::bind() {
   forward_args_.sum = tensor_of(c.sum, sum_);
   forward_args_.weight = vector_of(c.weight, inputs_->weight);
   forward_args_.bias = vector_of(c.bias, inputs_->bias);
+  forward_args_.scale = tensor_of(c.scale, inputs_->scale);
+  forward_args_.shift = tensor_of(c.shift, inputs_->shift);
   forward_args_.mean = mean_.data();
   forward_args_.rstd = rstd_.data();
   forward_args_.y_scale = reinterpret_cast<const float*>(y_scale_.data());
@@ -187,11 +222,16 @@ void Problem::bind() {
   backward_args_.dx = tensor_of(c.dx, dx_);
   backward_args_.dweight = vector_of(c.dweight, dweight_);
   backward_args_.dbias = vector_of(c.dbias, dbias_);
+  backward_args_.scale = tensor_of(c.scale, inputs_->scale);
+  backward_args_.shift = tensor_of(c.shift, inputs_->shift);
+  backward_args_.dscale = tensor_of(c.dscale, dscale_);
+  backward_args_.dshift = tensor_of(c.dshift, dshift_);
 }
 
 void Problem::reset(bool backward) {
   if (backward) {
-    for (Buffer* output : {&dx_, &dresidual_, &dweight_, &dbias_}) output->poison();
+    for (Buffer* output : {&dx_, &dresidual_, &dweight_, &dbias_, &dscale_, &dshift_})
+      output->poison();
   } else {
     for (Buffer* output : {&y_, &sum_, &mean_, &rstd_, &row_scale_}) output->poison();
   }
@@ -277,6 +317,8 @@ std::string Problem::check_memory(bool backward) const {
                                                            {"dy", &inputs_->dy},
                                                            {"weight", &inputs_->weight},
                                                            {"bias", &inputs_->bias},
+                                                           {"scale", &inputs_->scale},
+                                                           {"shift", &inputs_->shift},
                                                            {"residual", &inputs_->residual},
                                                            {"dsum", &inputs_->dsum},
                                                            {"y", &y_},
@@ -291,6 +333,8 @@ std::string Problem::check_memory(bool backward) const {
                                                            {"dresidual", &dresidual_},
                                                            {"dweight", &dweight_},
                                                            {"dbias", &dbias_},
+                                                           {"dscale", &dscale_},
+                                                           {"dshift", &dshift_},
                                                            {"workspace", &workspace_}};
   for (const auto& [name, buffer] : buffers) {
     if (!buffer->guards_intact())
@@ -303,7 +347,10 @@ std::string Problem::check_memory(bool backward) const {
   };
   const std::string first = backward ? gaps("dx", case_.dx, dx_) : gaps("y", case_.y, y_);
   if (!first.empty()) return first;
-  return backward ? gaps("dresidual", case_.dresidual, dresidual_) : gaps("sum", case_.sum, sum_);
+  if (!backward) return gaps("sum", case_.sum, sum_);
+  if (!gaps_intact(case_, case_.dscale, dscale_)) return "the gaps of dscale were written to";
+  if (!gaps_intact(case_, case_.dshift, dshift_)) return "the gaps of dshift were written to";
+  return gaps("dresidual", case_.dresidual, dresidual_);
 }
 
 const Buffer& Problem::buffer(Tensor tensor) const {
@@ -346,10 +393,18 @@ const Buffer& Problem::buffer(Vector vector) const {
       return rstd_;
     case Vector::kSavedMean:
       return saved_mean_;
-    case Vector::kScale:
+    case Vector::kYScale:
       return y_scale_;
     case Vector::kRowScale:
       return row_scale_;
+    case Vector::kScale:
+      return inputs_->scale;
+    case Vector::kShift:
+      return inputs_->shift;
+    case Vector::kDscale:
+      return dscale_;
+    case Vector::kDshift:
+      return dshift_;
     case Vector::kSavedRstd:
       break;
   }
@@ -384,6 +439,25 @@ TensorSpec spec_of(const Case& c, Tensor tensor) {
 
 }  // namespace
 
+namespace {
+
+SampleSpec spec_of(const Case& c, Vector vector) {
+  switch (vector) {
+    case Vector::kScale:
+      return c.scale;
+    case Vector::kShift:
+      return c.shift;
+    case Vector::kDscale:
+      return c.dscale;
+    case Vector::kDshift:
+      return c.dshift;
+    default:
+      return {};  // not of samples
+  }
+}
+
+}  // namespace
+
 ek_dtype Problem::dtype(Tensor tensor) const { return spec_of(case_, tensor).dtype; }
 
 ek_dtype Problem::dtype(Vector vector) const {
@@ -396,9 +470,14 @@ ek_dtype Problem::dtype(Vector vector) const {
       return case_.dweight.dtype;
     case Vector::kDbias:
       return case_.dbias.dtype;
-    case Vector::kScale:
+    case Vector::kYScale:
     case Vector::kRowScale:
       return EK_F32;
+    case Vector::kScale:
+    case Vector::kShift:
+    case Vector::kDscale:
+    case Vector::kDshift:
+      return spec_of(case_, vector).dtype;
     default:
       return statistics_dtype(case_);
   }
@@ -426,6 +505,15 @@ void Problem::read(Tensor tensor, int64_t unit, std::vector<double>& out) const 
 std::vector<double> Problem::read(Vector vector) const {
   const Buffer& source = buffer(vector);
   const ek_dtype type = dtype(vector);
+  if (const SampleSpec spec = spec_of(case_, vector); spec.present) {
+    const auto cols = static_cast<size_t>(case_.cols);
+    std::vector<double> out(static_cast<size_t>(case_.samples) * cols);
+    for (size_t sample = 0; sample * cols < out.size(); ++sample) {
+      const size_t at = sample * static_cast<size_t>(sample_stride(case_, spec)) * size_of(type);
+      load_span(type, source.data() + at, case_.cols, out.data() + sample * cols);
+    }
+    return out;
+  }
   std::vector<double> out(source.size() / size_of(type));
   load_span(type, source.data(), static_cast<int64_t>(out.size()), out.data());
   return out;

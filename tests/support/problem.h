@@ -40,12 +40,18 @@ enum class Vector {
   kRstd,
   kSavedMean,
   kSavedRstd,
+  kYScale,
+  kRowScale,
+  // A vector for each sample, one behind the other.
   kScale,
-  kRowScale
+  kShift,
+  kDscale,
+  kDshift
 };
 
 struct Inputs {
   Buffer x, dy, weight, bias;
+  Buffer scale, shift;
   Buffer residual, sum, dsum;  // sum: x of the backward call, where there is a residual
 };
 
@@ -98,7 +104,7 @@ class Problem {
   std::shared_ptr<const Inputs> inputs_;
   // In place y_ also holds x, dx_ holds dy or x, and so on.
   Buffer y_, dx_, dweight_, dbias_, mean_, rstd_, saved_mean_, saved_rstd_, workspace_;
-  Buffer sum_, dresidual_, y_scale_, row_scale_;
+  Buffer sum_, dresidual_, y_scale_, row_scale_, dscale_, dshift_;
   ek_problem problem_;
   ek_forward_args forward_args_;
   ek_backward_args backward_args_;

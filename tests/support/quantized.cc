@@ -80,7 +80,7 @@ std::string compare_quantized(const Problem& problem, const Problem& norm) {
       }
     }
     float scale = tensor_scale(c.y.dtype);
-    if (c.scale == Scale::kRows) {
+    if (c.y_scale == YScale::kRows) {
       float amax = 0;
       for (const double value : y) {
         const float magnitude = std::fabs(static_cast<float>(value));

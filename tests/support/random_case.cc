@@ -67,8 +67,8 @@ void random_outputs(Random& random, Case& c) {
 void random_quantization(Random& random, Case& c) {
   c.y.dtype = std::array{EK_F8_E4M3, EK_F8_E5M2, EK_I8}[static_cast<size_t>(random.below(3))];
   c.backward = false;
-  c.scale = random.chance(2) ? Scale::kRows : Scale::kTensor;
-  if (c.scale == Scale::kRows && random.chance(3)) c.amax_bound = random.chance(2) ? 2 : 1e-3;
+  c.y_scale = random.chance(2) ? YScale::kRows : YScale::kTensor;
+  if (c.y_scale == YScale::kRows && random.chance(3)) c.amax_bound = random.chance(2) ? 2 : 1e-3;
 }
 
 // A residual, and what goes with it backward.
@@ -87,6 +87,21 @@ void random_residual(Random& random, Case& c, int64_t outer, int64_t inner, int6
   if (!c.sum.present) c.sum = {c.residual.dtype, false, 0, 0};
   if ((wide(c.x) || wide(c.residual)) && c.sum.dtype != EK_F64)
     c.residual.dtype = c.sum.dtype = EK_F64;
+}
+
+// A scale, a shift or both, for samples of any number of rows.
+void random_modulation(Random& random, Case& c) {
+  const auto draw = [&](bool present) {
+    const int64_t stride = random.chance(2) ? 0 : c.cols + random.below(9);
+    return SampleSpec{random_dtype(random), present, stride};
+  };
+  const bool both = random.chance(2), scale = random.chance(2);
+  c.scale = draw(both || scale);
+  c.shift = draw(both || !scale);
+  c.dscale = draw(!random.chance(4));
+  c.dshift = draw(!random.chance(4));
+  c.samples = 1 + random.below(c.rows);
+  while (c.rows % c.samples != 0) --c.samples;
 }
 
 }  // namespace
@@ -121,6 +136,7 @@ Case random_case(Random& random, int64_t max_elements) {
   random_parameters(random, c);
   random_outputs(random, c);
   if (c.op != EK_GROUP_NORM && random.chance(3)) random_residual(random, c, outer, inner, width);
+  if (c.op != EK_GROUP_NORM && random.chance(3)) random_modulation(random, c);
   if (c.residual.present && random.chance(6)) {
     c.in_place = random.chance(2) && c.sum.dtype == c.x.dtype ? InPlace::kSum : InPlace::kResidual;
     if (c.in_place == InPlace::kSum) {

@@ -76,6 +76,15 @@ void fill(const VectorSpec& spec, Buffer& buffer, Random random, double center, 
   }
 }
 
+void fill(const Case& c, const SampleSpec& spec, Buffer& buffer, Random random, double spread) {
+  const size_t bytes = size_of(spec.dtype);
+  const auto stride = static_cast<size_t>(spec.stride == 0 ? c.cols : spec.stride);
+  for (size_t sample = 0; sample < static_cast<size_t>(c.samples); ++sample) {
+    for (size_t i = 0; i < static_cast<size_t>(c.cols); ++i)
+      store(spec.dtype, buffer.data() + (sample * stride + i) * bytes, spread * random.normal());
+  }
+}
+
 }  // namespace
 
 // The sum of x and residual in the sum's type: added in float64 where that is its type, otherwise in
@@ -135,6 +144,8 @@ void fill_inputs(const Case& c, Inputs& inputs) {
     fill(c.weight, inputs.weight, stream(2), zero ? 0 : 1 - c.offset, zero ? 0 : 0.25);
   }
   if (c.bias.present) fill(c.bias, inputs.bias, stream(3), 0, zero ? 0 : 0.5);
+  if (c.scale.present) fill(c, c.scale, inputs.scale, stream(7), 0.5);
+  if (c.shift.present) fill(c, c.shift, inputs.shift, Random(c.seed * 8 + 1000003), 0.5);
 }
 
 }  // namespace evenkeel::support

@@ -109,6 +109,33 @@ TEST(Wrapper, QuantizesY) {
   EXPECT_STREQ(error.what(), "y_row_scale must be float");
 }
 
+TEST(Wrapper, ModulatesSamples) {
+  const std::array<float, 4> x = {1, 3, 3, 1}, dy = {1, 2, 3, 4};
+  const std::array<float, 5> wide = {1, 2, 9, 3, 4};  // samples lie 3 apart
+  std::array<float, 4> y = {}, dx = {}, dscale = {}, dshift = {};
+  std::array<float, 2> mean = {}, rstd = {};
+  auto problem = evenkeel::layer_norm(2, 2, 0.0);
+  problem.samples = 2;
+  const evenkeel::Input scale(wide, 3);
+  evenkeel::forward(problem,
+                    {.x = x, .y = y, .mean = mean, .rstd = rstd, .scale = scale, .shift = x});
+  EXPECT_EQ(y, (std::array<float, 4>{-1, 6, 7, -4}));
+  evenkeel::backward(problem, {.dy = dy,
+                               .x = x,
+                               .mean = mean,
+                               .rstd = rstd,
+                               .dx = dx,
+                               .scale = scale,
+                               .dscale = dscale,
+                               .dshift = dshift});
+  EXPECT_EQ(dscale, (std::array<float, 4>{-1, 2, 3, -4}));
+  EXPECT_EQ(dshift, dy);
+  const std::array<float, 4> few = {1, 2, 9, 3};
+  const Error error = error_of(
+      [&] { evenkeel::forward(problem, {.x = x, .y = y, .scale = evenkeel::Input(few, 3)}); });
+  EXPECT_STREQ(error.what(), "scale has 4 elements; the problem needs 5");
+}
+
 TEST(Wrapper, LibraryErrorsBecomeExceptions) {
   std::vector<float> x(4), y(4);
   const Error error =

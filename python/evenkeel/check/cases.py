@@ -13,16 +13,18 @@ from evenkeel import _abi
 
 LISTS = ("basic.txt", "hostile.txt")
 TENSORS = ("x", "y", "dy", "dx", "residual", "sum", "dsum", "dresidual")
+OF_SAMPLES = ("scale", "shift", "dscale", "dshift")  # a row for each sample
 ROW_SIZES, IMAGE_SIZES = ("rows", "cols"), ("samples", "channels", "spatial", "groups")
 SIZES = (*ROW_SIZES, "inner_rows", *IMAGE_SIZES)
 STRIDES = tuple(f"{name}_{kind}_stride" for name in TENSORS for kind in ("row", "outer"))
+STRIDES += tuple(f"{name}_stride" for name in OF_SAMPLES)
 INTEGERS = {*SIZES, *STRIDES, "misalign", "seed"}
 DEFAULTS = (
     dict.fromkeys((*SIZES, *STRIDES, "misalign"), 0)
     | {"layout": "nchw", "x": "f32", "weight": "f32", "rstd": "yes", "eps": 1e-5, "offset": 0.0}
     | {"casting": "none", "activation": "none", "in_place": "none", "values": "normal"}
     | {"residual": "none", "dsum": "none", "dresidual": "none", "seed": 1}
-    | {"scale": "rows", "amax_bound": 0.0}
+    | {"y_scale": "rows", "amax_bound": 0.0, "scale": "none", "shift": "none"}
 )
 LEFT = (
     "pass",
@@ -33,6 +35,8 @@ LEFT = (
     "bias",
     "dweight",
     "dbias",
+    "dscale",
+    "dshift",
     "mean",
 )  # whose defaults follow others
 KEYS = {*DEFAULTS, *LEFT}
@@ -53,11 +57,14 @@ WORDS = {
     "mean": ("yes", "no"),
     "rstd": ("yes", "no"),
     "values": "normal mean1e4 outlier_first constant zero nan inf nan_dy denormal zero_weight huge".split(),
-    "scale": ("rows", "tensor"),
+    "y_scale": ("rows", "tensor"),
     "y": _abi.DTYPES | _abi.QUANTIZED,
     **dict.fromkeys(("x", "dy"), _abi.DTYPES),
     **dict.fromkeys(
-        (*("dx", "residual", "sum", "dsum", "dresidual"), *("weight", "bias", "dweight", "dbias")),
+        (
+            *("dx", "residual", "sum", "dsum", "dresidual", *OF_SAMPLES),
+            *("weight", "bias", "dweight", "dbias"),
+        ),
         (*_abi.DTYPES, "none"),
     ),
 }
@@ -108,6 +115,11 @@ class Case:
         return self["residual"] != "none"
 
     @property
+    def modulates(self):
+        """Whether samples have a scale or a shift of their own, or gradients of them."""
+        return any(self[name] != "none" for name in OF_SAMPLES)
+
+    @property
     def quantizes(self):
         """Whether y has 8 bits."""
         return self["y"] in _abi.QUANTIZED
@@ -125,7 +137,7 @@ class Case:
 
     def computes_in_f64(self, pass_):
         names = ("x", "residual", "y") if pass_ == "forward" else ("dy", "dsum", "dx", "dresidual")
-        found = [self[name] for name in (*names, "weight", "bias")]
+        found = [self[name] for name in (*names, "weight", "bias", "scale", "shift")]
         return "f64" in (self.normalized_dtype, *found)
 
 
@@ -147,6 +159,10 @@ def resolve(op, given):
     values.setdefault("bias", "none" if rms else "f32")
     values.setdefault("dweight", values["weight"])
     values.setdefault("dbias", values["bias"])
+    values.setdefault("dscale", values["scale"])
+    values.setdefault("dshift", values["shift"])
+    if op != "group_norm" and any(values[name] != "none" for name in OF_SAMPLES):
+        values["samples"] = values["samples"] or 1
     values.setdefault("mean", "no" if rms else "yes")
     for pass_, pairs in IN_PLACE[values["in_place"]].items():
         for follower, leader in pairs.items():

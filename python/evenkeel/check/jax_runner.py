@@ -32,6 +32,8 @@ class JaxRunner:
         found = {name: buffers[held] for name, held in used.items() if held in buffers}
         if any(case[name] for name in cases.STRIDES):
             raise _abi.UnsupportedError("XLA's arrays have no strides")
+        if case.modulates:
+            raise _abi.UnsupportedError("evenkeel.jax has no scale and no shift of each sample")
         operands = tuple(name for name in calls.OPERANDS[pass_] if name in found)
         results = self.results(case, pass_, found)
         for name in results:

@@ -9,7 +9,7 @@ import numpy as np
 
 from evenkeel import _abi
 from evenkeel.check import cases, oracle
-from evenkeel.check.memory import LARGEST, Buffer, offsets, round_to
+from evenkeel.check.memory import LARGEST, Buffer, offsets, round_to, sample_offsets
 
 INPUTS = ("x", "residual", "dy", "dsum")
 
@@ -74,7 +74,9 @@ def draw(case):
     weight = center + 0.25 * spread * generator.standard_normal(case.parameters)
     bias = 0.5 * spread * generator.standard_normal(case.parameters)
     residual, dsum = draw_residual(case, generator), generator.standard_normal(x.shape)
-    return {"x": x, "dy": dy, "weight": weight, "bias": bias, "residual": residual, "dsum": dsum}
+    found = {"x": x, "dy": dy, "weight": weight, "bias": bias, "residual": residual, "dsum": dsum}
+    shape = case["samples"], case["cols"]
+    return found | {name: 0.5 * generator.standard_normal(shape) for name in ("scale", "shift")}
 
 
 def make_buffers(case):
@@ -92,10 +94,12 @@ def make_buffers(case):
         make(name, offsets(case, name), dtype)
     for name in ("weight", "bias", "dweight", "dbias"):
         make(name, np.arange(case.parameters), case.dtype(name))
+    for name in cases.OF_SAMPLES:
+        make(name, sample_offsets(case, name), case.dtype(name))
     for name in ("mean", "rstd"):
         if name == "rstd" or case.op != "rms_norm":
             make(name, np.arange(case.unit_count), case.statistics_dtype)
-    if case.quantizes and case["scale"] == "rows":
+    if case.quantizes and case["y_scale"] == "rows":
         make("y_row_scale", np.arange(case.unit_count), "f32")
     elif case.quantizes:
         make("y_scale", np.arange(1), "f32")
@@ -119,6 +123,8 @@ class Runner:
             buffer = buffers.get(used.get(name))
             if buffer is None:  # the dtype of a sum counts all the same
                 return _abi.tensor(None, case.normalized_dtype if name == "sum" else "f32")
+            if name in cases.OF_SAMPLES:
+                return _abi.tensor(self.place.address(buffer), buffer.dtype, case[f"{name}_stride"])
             strides = (case[f"{used[name]}_{kind}_stride"] for kind in ("row", "outer"))
             return _abi.tensor(self.place.address(buffer), buffer.dtype, *strides)
 
@@ -181,6 +187,10 @@ def _check(case, runner):
         weight = buffers["weight"].read() + case["offset"]
     if "bias" in buffers:
         bias = buffers["bias"].read()
+    modulation = None
+    if case.modulates:
+        absent = np.zeros((case["samples"], case["cols"]))
+        modulation = [buffers[n].read() if n in buffers else absent for n in ("scale", "shift")]
     same = {name: name for name in buffers}
 
     # Forward runs for a backward case too: for the statistics.
@@ -190,7 +200,7 @@ def _check(case, runner):
         used |= {"sum": None} if case["sum"] == "none" else {}
     used |= put_in_place(case, "forward", buffers, used, inputs)
     runner.run(case, "forward", buffers, used)
-    expected = oracle.forward(case, normalized, weight, bias)
+    expected = oracle.forward(case, normalized, weight, bias, modulation)
     if case.quantizes:
         expected |= oracle.quantized(case, *expected["y"], buffers)
     if "forward" in case.passes:
@@ -211,7 +221,7 @@ def _check(case, runner):
     mean = buffers["mean"].read() if "mean" in buffers else np.zeros(case.unit_count)
     rstd = buffers["rstd"].read()
     expected = oracle.backward(
-        case, normalized, inputs["dy"], inputs.get("dsum"), weight, bias, mean, rstd
+        case, normalized, inputs["dy"], inputs.get("dsum"), weight, bias, modulation, mean, rstd
     )
     found = judge(case, buffers, {name: expected[name] for name in expected if name in buffers})
     return f"backward: {found}" if found else None

@@ -83,6 +83,12 @@ def offsets(case, name):
     return places.reshape(case.unit_count, case.unit_size)
 
 
+def sample_offsets(case, name):
+    """The same of a row for each sample."""
+    stride = case[f"{name}_stride"] or case["cols"]
+    return np.arange(case["samples"])[:, None] * stride + np.arange(case["cols"])
+
+
 class Buffer:
     """Elements of one type at `places` within guarded bytes, poisoned until they are written."""
 

@@ -82,6 +82,33 @@ def by_parameter(case, elements):
     return elements.reshape(shape).sum((0, 2))
 
 
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """What meets the elements of units: with a scale and a shift, (1 + scale) * weight and (1 + scale) * bias + shift."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    e_weight: np.ndarray  # but for the rounding of the weight's own offset
+    e_bias: np.ndarray
+    factor: np.ndarray  # 1 + scale
+
+
+def parameters_of(case, u, weight, bias, modulation):
+    weight, bias = by_unit(case, weight), by_unit(case, bias)
+    if modulation is None:
+        return Parameters(weight, bias, 0, 0, 1)
+    rows = case.unit_count // case["samples"]
+    scale, shift = (np.repeat(values, rows, axis=0) for values in modulation)
+    factor = 1 + scale
+    return Parameters(
+        weight * factor,
+        bias * factor + shift,
+        3 * u * np.abs(weight * factor),
+        3 * u * (np.abs(bias * factor) + np.abs(shift)),
+        factor,
+    )
+
+
 def after_casting(case, value, e_value):
     """The casting order llama rounds the normalized value: an error below half an ulp can become a whole one."""
     if case["casting"] != "llama":
@@ -99,10 +126,10 @@ def added(case, x, residual):
     return round_to(total, case.normalized_dtype)
 
 
-def forward(case, x, weight, bias):
+def forward(case, x, weight, bias, modulation):
     """{output: (value, bound)}; weight has its offset, and both are there (1 and 0 where absent).
 
-    x is what is normalized: where there is a residual, the sum.
+    x is what is normalized: where there is a residual, the sum. modulation: scale and shift, or None.
     """
     a = arithmetic_of(case, "forward")
     u, tiny = a.u, a.tiny
@@ -119,7 +146,8 @@ def forward(case, x, weight, bias):
     e_variance = 2 * sum_u * variance + e_merged + np.square(e_mean) + 4 * tiny
     e_rstd = rstd * (0.5 * e_variance * np.square(rstd) + 3 * u)
 
-    weight, bias = by_unit(case, weight), by_unit(case, bias)
+    own = parameters_of(case, u, weight, bias, modulation)
+    weight, bias = own.weight, own.bias
     normalized = (x - mean) * rstd
     e_normalized = (
         e_mean * rstd + np.abs(x - mean) * e_rstd + 2 * u * np.abs(normalized) + tiny * rstd
@@ -128,6 +156,7 @@ def forward(case, x, weight, bias):
     scaled = cast * weight
     y = scaled + bias
     e_y = np.abs(weight) * e_cast + 3 * u * np.abs(scaled) + u * np.abs(bias) + tiny
+    e_y = e_y + own.e_weight * np.abs(cast) + own.e_bias
     if case["activation"] != "none":
         at = activated(case["activation"], y)
         y = at.value
@@ -144,7 +173,7 @@ def quantized(case, y, e_y, buffers):
     """What becomes of y and its bound: scaled, by the scales that the library gives, and those scales."""
     largest = LARGEST[case["y"]]
     results = {}
-    if case["scale"] == "rows":
+    if case["y_scale"] == "rows":
         amax = np.abs(y).max(1, initial=0)
         if case["amax_bound"]:
             amax = np.where(amax > case["amax_bound"], case["amax_bound"], amax)
@@ -157,14 +186,16 @@ def quantized(case, y, e_y, buffers):
     return results | {"y": (z, e_y / scale + 2.0**-21 * np.abs(z))}
 
 
-def backward(case, x, dy, dsum, weight, bias, mean, rstd):
+def backward(case, x, dy, dsum, weight, bias, modulation, mean, rstd):
     """The same for gradients, from the statistics that a forward call has saved. dsum is None where it is absent."""
     a = arithmetic_of(case, "backward")
     u, tiny = a.u, a.tiny
     centers = case.op != "rms_norm"
     size, sum_u = case.unit_size, a.sum_error(case.unit_size)
     mean, rstd = mean[:, None], rstd[:, None]
-    weight, bias = by_unit(case, weight), by_unit(case, bias)
+    plain_weight, plain_bias = by_unit(case, weight), by_unit(case, bias)
+    own = parameters_of(case, u, weight, bias, modulation)
+    weight, bias = own.weight, own.bias
     normalized = (x - mean) * rstd
     e_normalized = 3 * u * np.abs(normalized) + u * np.abs(mean) * rstd + tiny * rstd
     cast, e_cast = after_casting(case, normalized, e_normalized)
@@ -173,6 +204,7 @@ def backward(case, x, dy, dsum, weight, bias, mean, rstd):
         scaled = cast * weight
         z = scaled + bias
         e_z = np.abs(weight) * e_cast + 3 * u * np.abs(scaled) + u * np.abs(bias)
+        e_z = e_z + own.e_weight * np.abs(cast) + own.e_bias
         at = activated(case["activation"], z)
         dz = dy * at.slope
         e_dz = np.abs(dy) * (at.bend * e_z + 8 * u) + u * np.abs(dz)
@@ -182,7 +214,7 @@ def backward(case, x, dy, dsum, weight, bias, mean, rstd):
             dz = np.where(at.slope == 0, 0, dy)
             e_dz = np.where(np.abs(z) <= e_z, np.abs(dy), 0)
     g = dz * weight
-    e_g = np.abs(weight) * e_dz + 2 * u * np.abs(g) + tiny
+    e_g = np.abs(weight) * e_dz + 2 * u * np.abs(g) + own.e_weight * np.abs(dz) + tiny
 
     def unit_mean(elements):
         return elements.sum(1, keepdims=True) / size
@@ -208,9 +240,28 @@ def backward(case, x, dy, dsum, weight, bias, mean, rstd):
         e_sum = by_parameter(case, e_terms + tiny) + column_u * by_parameter(case, np.abs(terms))
         return by_parameter(case, terms), e_sum
 
-    return {
-        "dx": (dx, e_dx),
-        "dresidual": (dx, e_dx),
-        "dweight": summed(dz * cast, np.abs(cast) * e_dz + np.abs(dz) * e_cast),
-        "dbias": summed(dz, e_dz),
+    product, e_product = dz * cast, np.abs(cast) * e_dz + np.abs(dz) * e_cast
+    results = {"dx": (dx, e_dx), "dresidual": (dx, e_dx)}
+    if modulation is None:
+        return results | {"dweight": summed(product, e_product), "dbias": summed(dz, e_dz)}
+
+    e_product, e_gradient = e_product + 3 * u * np.abs(product), e_dz + 3 * u * np.abs(dz)
+    factor, samples = own.factor, case["samples"]
+    sample_u = a.sum_error(case.unit_count // samples)
+
+    def by_sample(elements):
+        return elements.reshape(samples, -1, case.unit_size).sum(1)
+
+    def of_samples(terms, magnitudes, e_terms):
+        return by_sample(terms), by_sample(e_terms + tiny) + sample_u * by_sample(magnitudes)
+
+    return results | {
+        "dweight": summed(factor * product, np.abs(factor) * e_product),
+        "dbias": summed(factor * dz, np.abs(factor) * e_gradient),
+        "dscale": of_samples(
+            product * plain_weight + dz * plain_bias,
+            np.abs(product * plain_weight) + np.abs(dz * plain_bias),
+            np.abs(plain_weight) * e_product + np.abs(plain_bias) * e_gradient,
+        ),
+        "dshift": of_samples(dz, np.abs(dz), e_dz),
     }
