@@ -41,6 +41,9 @@ struct Saved {
   Tensor x;  // or the sum
   MaybeTensor weight, bias;
   Tensor mean, rstd;
+  MaybeTensor scale, shift;
+
+  bool modulated() const { return given(scale) || given(shift); }
 };
 
 // Whether x was added to a residual, and the dtypes of both.
@@ -67,17 +70,20 @@ variable_list gradients_of(const variable_list& arriving, const Saved& saved, co
     const Tensor x = summands.present ? saved.x : to_read(saved.x);
     BackwardCall call{dy, x, saved.weight, saved.bias, saved.mean, saved.rstd, norm, computed};
     if (summands.present) call.added.emplace(AddedGradient{dsum, summands.x, summands.residual});
+    if (saved.modulated()) call.modulated.emplace(Modulated{saved.scale, saved.shift});
     result = call_backward(call);
   } else if (dsum) {
     result.dx = dsum->to(summands.x);
     if (!summands.same()) result.dresidual = dsum->to(summands.residual);
   }
   if (summands.same()) result.dresidual = result.dx;
-  variable_list list(summands.present ? 4 : 3);
+  variable_list list(saved.modulated() ? 6 : summands.present ? 4 : 3);
   if (wanted[0]) list[0] = result.dx;
   if (wanted[1]) list[1] = result.dweight;
   if (wanted[2]) list[2] = result.dbias;
   if (wanted[3]) list[3] = result.dresidual;
+  if (wanted[4]) list[4] = result.dscale;
+  if (wanted[5]) list[5] = result.dshift;
   return list;
 }
 
@@ -89,6 +95,8 @@ void visit_arguments(Saved& saved, Norm& norm, Summands& summands, Wanted& wante
   visit(saved.bias);
   visit(saved.mean);
   visit(saved.rstd);
+  visit(saved.scale);
+  visit(saved.shift);
   visit(norm.op);
   visit(norm.span);
   visit(norm.eps);
@@ -116,21 +124,33 @@ variable_list gradients_of_packed(const variable_list& gradients,
 
 // NOLINTNEXTLINE(readability-identifier-naming): the name that torch shows as grad_fn.
 struct EvenkeelNormBackward : torch::autograd::Node {
-  SavedVariable x, weight, bias, mean, rstd;
+  SavedVariable x, weight, bias, mean, rstd, scale, shift;
   Norm norm;
   Summands summands;
   bool x_is_output = false;  // the sum, and it has a gradient
+  bool modulated = false;
 
-  std::array<SavedVariable*, 5> all_saved() { return {&x, &weight, &bias, &mean, &rstd}; }
+  std::array<SavedVariable*, 7> all_saved() {
+    return {&x, &weight, &bias, &mean, &rstd, &scale, &shift};
+  }
 
   Saved unpacked() {
-    return {x_is_output ? x.unpack(getptr()) : x.unpack(), or_nothing(weight.unpack()),
-            or_nothing(bias.unpack()), mean.unpack(), rstd.unpack()};
+    return {x_is_output ? x.unpack(getptr()) : x.unpack(),
+            or_nothing(weight.unpack()),
+            or_nothing(bias.unpack()),
+            mean.unpack(),
+            rstd.unpack(),
+            or_nothing(scale.unpack()),
+            or_nothing(shift.unpack())};
   }
 
   Wanted wanted() const {
-    return {task_should_compute_output(0), task_should_compute_output(1),
-            task_should_compute_output(2), summands.present && task_should_compute_output(3)};
+    return {task_should_compute_output(0),
+            task_should_compute_output(1),
+            task_should_compute_output(2),
+            summands.present && task_should_compute_output(3),
+            modulated && task_should_compute_output(4),
+            modulated && task_should_compute_output(5)};
   }
 
   variable_list apply(variable_list&& gradients) override {
@@ -141,7 +161,7 @@ struct EvenkeelNormBackward : torch::autograd::Node {
   // What the compiled graph depends on, besides the tensors.
   void compiled_args(compiled::CompiledNodeArgs& arguments) const override {
     arguments.collect(x, x_is_output);
-    for (const SavedVariable* saved : {&weight, &bias, &mean, &rstd})
+    for (const SavedVariable* saved : {&weight, &bias, &mean, &rstd, &scale, &shift})
       arguments.collect(*saved, /*is_output=*/false);
     for (const int64_t value : {norm.op, norm.span, norm.activation, norm.casting})
       arguments.collect(value);
@@ -198,13 +218,18 @@ auto make_node() {
 }  // namespace
 
 Result differentiable_forward(const ForwardCall& call) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics, added, _] = call;
-  const bool tangents = has_tangent(x) || has_tangent(weight) || has_tangent(bias) ||
-                        (added && has_tangent(added->residual));
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized, modulated] = call;
+  const bool tangents =
+      has_tangent(x) || has_tangent(weight) || has_tangent(bias) ||
+      (added && has_tangent(added->residual)) ||
+      (modulated && (has_tangent(modulated->scale) || has_tangent(modulated->shift)));
   const bool recording = !tangents && at::GradMode::is_enabled();
   const bool of_sum =
       recording && (x.requires_grad() || (added && added->residual.requires_grad()));
-  const bool gradients = of_sum || (recording && (requires_grad(weight) || requires_grad(bias)));
+  const bool of_samples = recording && modulated &&
+                          (requires_grad(modulated->scale) || requires_grad(modulated->shift));
+  const bool gradients =
+      of_sum || of_samples || (recording && (requires_grad(weight) || requires_grad(bias)));
   Result result;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -220,8 +245,15 @@ Result differentiable_forward(const ForwardCall& call) {
   if (!gradients) return result;
   const auto node = make_node<EvenkeelNormBackward>();
   node->norm = norm;
-  if (added) {
-    node->summands = {true, x.scalar_type(), added->residual.scalar_type()};
+  if (added) node->summands = {true, x.scalar_type(), added->residual.scalar_type()};
+  if (modulated) {
+    const MaybeTensor residual = added ? MaybeTensor(added->residual) : std::nullopt;
+    node->modulated = true;
+    node->scale = SavedVariable(modulated->scale, /*is_output=*/false);
+    node->shift = SavedVariable(modulated->shift, /*is_output=*/false);
+    node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias, residual,
+                                                             modulated->scale, modulated->shift));
+  } else if (added) {
     node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias, added->residual));
   } else {
     node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
@@ -259,7 +291,9 @@ Gradients differentiable_backward(const BackwardCall& call) {
     return has_tangent(tensor) || (at::GradMode::is_enabled() && requires_grad(tensor));
   };
   if (differentiated(call.dy) || differentiated(call.x) || differentiated(call.weight) ||
-      differentiated(call.bias) || (call.added && differentiated(call.added->dsum)))
+      differentiated(call.bias) || (call.added && differentiated(call.added->dsum)) ||
+      (call.modulated &&
+       (differentiated(call.modulated->scale) || differentiated(call.modulated->shift))))
     return formula_backward(call);
   const at::AutoDispatchBelowADInplaceOrView below;
   return call_backward(call);

@@ -56,13 +56,16 @@ struct Formula {
   std::vector<int64_t> dims;  // that are normalized, of `grouped`
   std::vector<int64_t> sums;  // over which parameter gradients are summed, of `shape`
   Tensor weight, bias;        // to be multiplied with `shape`; undefined where absent
+  Tensor factor, shift;       // 1 + scale, and the shift, likewise
   Tensor rstd, normalized;    // of x; normalized has `shape`
 
   Formula(const Tensor& x, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
-          const Norm& n)
+          const Norm& n, const std::optional<Modulated>& modulated)
       : norm(n), shape(x.sym_sizes().begin(), x.sym_sizes().end()) {
     bool wide = x.scalar_type() == at::kDouble;
-    for (const MaybeTensor& parameter : {given_weight, given_bias})
+    const MaybeTensor none, &scale = modulated ? modulated->scale : none,
+                            &given_shift = modulated ? modulated->shift : none;
+    for (const MaybeTensor& parameter : {given_weight, given_bias, scale, given_shift})
       wide = wide || (given(parameter) && parameter->scalar_type() == at::kDouble);
     compute = wide ? at::kDouble : at::kFloat;
     if (norm.is_group_norm()) {
@@ -78,6 +81,8 @@ struct Formula {
     }
     if (given(given_weight)) weight = spread(*given_weight) + norm.weight_offset;
     if (given(given_bias)) bias = spread(*given_bias);
+    if (given(scale)) factor = 1 + scale->to(compute);
+    if (given(given_shift)) shift = given_shift->to(compute);
     Tensor value = x.to(compute).reshape_symint(grouped);
     if (norm.centers()) value = value - value.mean(dims, /*keepdim=*/true);
     rstd = (value.square().mean(dims, /*keepdim=*/true) + norm.eps).rsqrt();
@@ -98,10 +103,17 @@ struct Formula {
                                             : normalized;
   }
 
-  Tensor before_activation(const Tensor& x) const {
+  Tensor before_modulation(const Tensor& x) const {
     Tensor z = cast(x);
     if (weight.defined()) z = z * weight;
     if (bias.defined()) z = z + bias;
+    return z;
+  }
+
+  Tensor before_activation(const Tensor& x) const {
+    Tensor z = before_modulation(x);
+    if (factor.defined()) z = z * factor;
+    if (shift.defined()) z = z + shift;
     return z;
   }
 
@@ -130,15 +142,15 @@ Result formula_forward(const ForwardCall& call) {
     result.sum = result.sum.contiguous(format_of_rows(call.x, call.norm));
   }
   const Tensor& x = call.added ? result.sum : call.x;
-  const Formula f(x, call.weight, call.bias, call.norm);
+  const Formula f(x, call.weight, call.bias, call.norm, call.modulated);
   const Tensor y = activate(call.norm.activation, f.before_activation(x));
   result.y = f.laid_out(y.to(call.out_dtype), x);
   return result;
 }
 
 Gradients formula_backward(const BackwardCall& call) {
-  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added] = call;
-  const Formula f(x, weight, bias, norm);
+  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added, modulated] = call;
+  const Formula f(x, weight, bias, norm, modulated);
   Tensor dz = dy.to(f.compute);
   if (norm.activation != EK_ACTIVATION_NONE)
     dz = activation_gradient(norm.activation, dz, f.before_activation(x));
@@ -146,6 +158,17 @@ Gradients formula_backward(const BackwardCall& call) {
   const auto nothing = [&](const MaybeTensor& like) {
     return at::empty({0}, given(like) ? like->options() : x.options());
   };
+  if (modulated) {
+    // Scale and shift are broadcast, so their gradients are summed.
+    const auto of_samples = [&](const Tensor& terms, const MaybeTensor& like, bool want) {
+      if (!want) return nothing(like);
+      return terms.sum_to_size_symint(like->sym_sizes()).to(like->scalar_type());
+    };
+    result.dscale =
+        of_samples(wanted[4] ? dz * f.before_modulation(x) : dz, modulated->scale, wanted[4]);
+    result.dshift = of_samples(dz, modulated->shift, wanted[5]);
+    if (f.factor.defined()) dz = dz * f.factor;
+  }
   Tensor gradient;
   if (wanted[0] || wanted[3]) {
     const Tensor g = (f.weight.defined() ? dz * f.weight : dz).reshape_symint(f.grouped);

@@ -242,6 +242,30 @@ struct Parameter {
   }
 };
 
+// A tensor with a row of `cols` values for each sample: as it lies, if samples have one distance, or a copy.
+struct SampleTensor {
+  Tensor keep;
+  ek_tensor view = EK_TENSOR_INIT;
+
+  SampleTensor(const MaybeTensor& tensor, const Norm& norm, ek_problem& problem) {
+    if (given(tensor)) set(*tensor, norm, problem);
+  }
+  SampleTensor(const Tensor& tensor, bool wanted, const Norm& norm, ek_problem& problem) {
+    if (wanted) set(tensor, norm, problem);
+  }
+
+ private:
+  void set(const Tensor& tensor, const Norm& norm, ek_problem& problem) {
+    const Fold fold = fold_rows(tensor, norm.span, problem.cols);
+    const bool even = fold.possible && fold.is_even();
+    keep = even ? tensor : tensor.contiguous();
+    problem.samples = tensor.numel() / problem.cols;
+    view.data = address_of(keep);
+    view.dtype = dtype_of(keep.scalar_type());
+    view.row_stride = even ? fold.row_stride : 0;
+  }
+};
+
 // The threads of torch's OpenMP do not survive a fork, and at::parallel_for waits for them forever;
 // the library's own pool starts over in the child.
 bool forked = false;
@@ -299,7 +323,7 @@ at::ScalarType statistics_dtype(const ForwardCall& call) {
 
 // The results without values.
 Result empty_results(const ForwardCall& call, bool real) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized, _] = call;
   const Memory memory{x, real};
   const at::ScalarType type = statistics_dtype(call);
   Result result;
@@ -342,6 +366,9 @@ Gradients empty_gradients(const BackwardCall& call, bool real) {
   if (call.added) result.dresidual = like_x(call.added->residual_dtype, call.wanted[3]);
   result.dweight = parameter(call.weight, call.wanted[1]);
   result.dbias = parameter(call.bias, call.wanted[2]);
+  if (!call.modulated) return result;
+  result.dscale = parameter(call.modulated->scale, call.wanted[4]);
+  result.dshift = parameter(call.modulated->shift, call.wanted[5]);
   return result;
 }
 
@@ -363,7 +390,7 @@ Result meta_forward(const ForwardCall& call) { return empty_results(call, /*real
 Gradients meta_backward(const BackwardCall& call) { return empty_gradients(call, /*real=*/false); }
 
 Result run_forward(const ForwardCall& call) {
-  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized] = call;
+  const auto& [x, weight, bias, norm, out_dtype, statistics, added, quantized, modulated] = call;
   Result result = empty_results(call, /*real=*/true);
   if (x.numel() == 0) {
     result.mean.zero_();
@@ -371,7 +398,7 @@ Result run_forward(const ForwardCall& call) {
     if (quantized) result.row_scale.fill_(std::numeric_limits<float>::min());
     return result;
   }
-  const Shape shape(x, norm, {added ? &added->residual : nullptr});
+  Shape shape(x, norm, {added ? &added->residual : nullptr});
   const Operand from = shape.source(x, norm), to = shape.target(result.y, norm);
   const Parameter w(weight), b(bias);
   ek_forward_args args = EK_FORWARD_ARGS_INIT;
@@ -390,6 +417,11 @@ Result run_forward(const ForwardCall& call) {
     args.residual = residual.view;
     args.sum = sum.view;
   }
+  const MaybeTensor none;
+  const SampleTensor scale(modulated ? modulated->scale : none, norm, shape.problem);
+  const SampleTensor shift(modulated ? modulated->shift : none, norm, shape.problem);
+  args.scale = scale.view;
+  args.shift = shift.view;
   if (quantized && given(quantized->scale)) {
     args.y_scale = static_cast<const float*>(address_of(*quantized->scale));
   } else if (quantized) {
@@ -403,16 +435,20 @@ Result run_forward(const ForwardCall& call) {
 }
 
 Gradients run_backward(const BackwardCall& call) {
-  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added] = call;
+  const auto& [dy, x, weight, bias, mean, rstd, norm, wanted, added, modulated] = call;
   Gradients result = empty_gradients(call, /*real=*/true);
   if (wanted == Wanted{}) return result;
   if (x.numel() == 0) {
     result.dweight.zero_();
     result.dbias.zero_();
+    if (modulated) {
+      result.dscale.zero_();
+      result.dshift.zero_();
+    }
     return result;
   }
   const Tensor* dsum = added && given(added->dsum) ? &*added->dsum : nullptr;
-  const Shape shape(x, norm, {&dy, dsum});
+  Shape shape(x, norm, {&dy, dsum});
   const Operand from = shape.source(x, norm), gradient = shape.source(dy, norm);
   const Parameter w(weight), b(bias);
   ek_backward_args args = EK_BACKWARD_ARGS_INIT;
@@ -440,6 +476,15 @@ Gradients run_backward(const BackwardCall& call) {
   };
   if (wanted[1]) args.dweight = parameter(result.dweight);
   if (wanted[2]) args.dbias = parameter(result.dbias);
+  const MaybeTensor none;
+  const SampleTensor scale(modulated ? modulated->scale : none, norm, shape.problem);
+  const SampleTensor shift(modulated ? modulated->shift : none, norm, shape.problem);
+  const SampleTensor dscale(result.dscale, wanted[4], norm, shape.problem);
+  const SampleTensor dshift(result.dshift, wanted[5], norm, shape.problem);
+  args.scale = scale.view;
+  args.shift = shift.view;
+  args.dscale = dscale.view;
+  args.dshift = dshift.view;
   Execution(x).run(x, shape.problem, args, ek_prepare_backward);
   if (wanted[0]) Shape::finish(to, result.dx);
   if (wanted[3]) Shape::finish(twin, result.dresidual);

@@ -149,6 +149,8 @@ PyMethodDef methods[] = {method<&layer_norm>("layer_norm"),
                          method<&group_norm>("group_norm"),
                          method<&add_layer_norm>("add_layer_norm"),
                          method<&add_rms_norm>("add_rms_norm"),
+                         method<&modulated_layer_norm>("modulated_layer_norm"),
+                         method<&modulated_rms_norm>("modulated_rms_norm"),
                          {"set_subclass_hook", set_subclass_hook, METH_O, nullptr},
                          {}};
 

@@ -41,9 +41,9 @@ struct Result {
 };
 
 struct Gradients {
-  Tensor dx, dweight, dbias, dresidual;
+  Tensor dx, dweight, dbias, dresidual, dscale{}, dshift{};
 };
-using Wanted = std::array<bool, 4>;  // of Gradients
+using Wanted = std::array<bool, 6>;  // of Gradients
 
 // What a residual adds to the arguments of a call: sum = x + residual is normalized.
 struct Added {
@@ -55,6 +55,13 @@ struct Added {
 struct AddedGradient {
   const MaybeTensor& dsum;  // that arrives at the sum from elsewhere
   at::ScalarType x_dtype, residual_dtype;
+};
+
+// What each sample has of its own: y = act(z * (1 + scale) + shift). Both have as many dimensions as x: its first ones,
+// then ones, then those that are normalized.
+struct Modulated {
+  const MaybeTensor& scale;
+  const MaybeTensor& shift;
 };
 
 // How y is quantized: by a scale, or by one for each row. amax_bound: 0 for none.
@@ -73,6 +80,7 @@ struct ForwardCall {
   bool statistics;  // whether mean and rstd are wanted
   std::optional<Added> added = std::nullopt;
   std::optional<Quantized> quantized = std::nullopt;  // out_dtype has 8 bits
+  std::optional<Modulated> modulated = std::nullopt;
 
   // Of what is normalized.
   at::ScalarType normalized_dtype() const { return added ? added->sum_dtype : x.scalar_type(); }
@@ -88,6 +96,7 @@ struct BackwardCall {
   Norm norm;
   Wanted wanted;
   std::optional<AddedGradient> added = std::nullopt;
+  std::optional<Modulated> modulated = std::nullopt;
 
   at::ScalarType dx_dtype() const { return added ? added->x_dtype : x.scalar_type(); }
 };
@@ -141,6 +150,21 @@ WithSum add_rms_norm(const Tensor& x, const Tensor& residual, c10::SymIntArrayRe
                      std::optional<c10::string_view> casting,
                      std::optional<at::ScalarType> sum_dtype,
                      std::optional<at::ScalarType> out_dtype);
+
+// The same with a scale and a shift; without a residual the sum is empty.
+WithSum modulated_layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                             const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                             const MaybeTensor& scale, const MaybeTensor& shift,
+                             std::optional<c10::string_view> activation, double weight_offset,
+                             const MaybeTensor& residual, std::optional<at::ScalarType> sum_dtype,
+                             std::optional<at::ScalarType> out_dtype);
+WithSum modulated_rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                           const MaybeTensor& weight, std::optional<double> eps,
+                           const MaybeTensor& scale, const MaybeTensor& shift,
+                           std::optional<c10::string_view> activation, double weight_offset,
+                           std::optional<c10::string_view> casting, const MaybeTensor& residual,
+                           std::optional<at::ScalarType> sum_dtype,
+                           std::optional<at::ScalarType> out_dtype);
 
 // module.cc: called before an operator meets a subclass of Tensor that is written in Python.
 void before_subclass();

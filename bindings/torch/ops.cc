@@ -43,8 +43,23 @@ constexpr const char* kQuantizedForward =
     "float amax_bound, Tensor? residual, ScalarType sum_dtype) "
     "-> (Tensor y, Tensor scale_of_rows, Tensor sum)";
 
+// With a scale and a shift. Residual and dsum may be absent; then the sum is empty, and so are gradients that are not
+// wanted. sum_dtype, x_dtype and residual_dtype count with a residual.
+constexpr const char* kModulatedForward =
+    "modulated_forward(Tensor x, Tensor? weight, Tensor? bias, int op, int span, float eps, "
+    "int activation, int casting, float weight_offset, ScalarType out_dtype, bool statistics, "
+    "Tensor? scale, Tensor? shift, Tensor? residual, ScalarType sum_dtype) "
+    "-> (Tensor y, Tensor mean, Tensor rstd, Tensor sum)";
+constexpr const char* kModulatedBackward =
+    "modulated_backward(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, "
+    "Tensor rstd, int op, int span, float eps, int activation, int casting, float weight_offset, "
+    "bool[6] wanted, Tensor? scale, Tensor? shift, Tensor? dsum, ScalarType x_dtype, "
+    "ScalarType residual_dtype) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dresidual, "
+    "Tensor dscale, Tensor dshift)";
+
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 using Forward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t, int64_t,
                       double, int64_t, int64_t, double, at::ScalarType, bool);
@@ -56,7 +71,16 @@ using AddForward = Four(const Tensor&, const MaybeTensor&, const MaybeTensor&, i
                         at::ScalarType);
 using AddBackward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
                          const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t, int64_t,
-                         double, Wanted, const MaybeTensor&, at::ScalarType, at::ScalarType);
+                         double, std::array<bool, 4>, const MaybeTensor&, at::ScalarType,
+                         at::ScalarType);
+using ModulatedForward = Four(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t,
+                              int64_t, double, int64_t, int64_t, double, at::ScalarType, bool,
+                              const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+                              at::ScalarType);
+using ModulatedBackward = Six(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
+                              const Tensor&, const Tensor&, int64_t, int64_t, double, int64_t,
+                              int64_t, double, Wanted, const MaybeTensor&, const MaybeTensor&,
+                              const MaybeTensor&, at::ScalarType, at::ScalarType);
 
 using QuantizedForward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, int64_t,
                                int64_t, double, int64_t, int64_t, double, at::ScalarType,
@@ -84,7 +108,7 @@ Three backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
                                   mean,
                                   rstd,
                                   {op, span, eps, activation, casting, weight_offset},
-                                  {wanted[0], wanted[1], wanted[2], false}});
+                                  {wanted[0], wanted[1], wanted[2]}});
   return {std::move(g.dx), std::move(g.dweight), std::move(g.dbias)};
 }
 
@@ -121,7 +145,7 @@ template <auto kRun>
 Four add_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
                   const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, int64_t op,
                   int64_t span, double eps, int64_t activation, int64_t casting,
-                  double weight_offset, Wanted wanted, const MaybeTensor& dsum,
+                  double weight_offset, std::array<bool, 4> wanted, const MaybeTensor& dsum,
                   at::ScalarType x_dtype, at::ScalarType residual_dtype) {
   Gradients g = kRun(BackwardCall{dy,
                                   x,
@@ -130,9 +154,45 @@ Four add_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
                                   mean,
                                   rstd,
                                   {op, span, eps, activation, casting, weight_offset},
-                                  wanted,
+                                  {wanted[0], wanted[1], wanted[2], wanted[3]},
                                   AddedGradient{dsum, x_dtype, residual_dtype}});
   return {std::move(g.dx), std::move(g.dweight), std::move(g.dbias), std::move(g.dresidual)};
+}
+
+template <auto kRun>
+Four modulated_forward(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                       int64_t op, int64_t span, double eps, int64_t activation, int64_t casting,
+                       double weight_offset, at::ScalarType out_dtype, bool statistics,
+                       const MaybeTensor& scale, const MaybeTensor& shift,
+                       const MaybeTensor& residual, at::ScalarType sum_dtype) {
+  ForwardCall call{x,         weight,    bias, {op, span, eps, activation, casting, weight_offset},
+                   out_dtype, statistics};
+  if (given(residual)) call.added.emplace(Added{*residual, sum_dtype});
+  call.modulated.emplace(Modulated{scale, shift});
+  Result r = kRun(call);
+  if (!r.sum.defined()) r.sum = at::empty_symint({0}, x.options().dtype(sum_dtype));
+  return {std::move(r.y), std::move(r.mean), std::move(r.rstd), std::move(r.sum)};
+}
+
+template <auto kRun>
+Six modulated_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& weight,
+                       const MaybeTensor& bias, const Tensor& mean, const Tensor& rstd, int64_t op,
+                       int64_t span, double eps, int64_t activation, int64_t casting,
+                       double weight_offset, Wanted wanted, const MaybeTensor& scale,
+                       const MaybeTensor& shift, const MaybeTensor& dsum, at::ScalarType x_dtype,
+                       at::ScalarType residual_dtype) {
+  Gradients g = kRun(BackwardCall{dy,
+                                  x,
+                                  weight,
+                                  bias,
+                                  mean,
+                                  rstd,
+                                  {op, span, eps, activation, casting, weight_offset},
+                                  wanted,
+                                  AddedGradient{dsum, x_dtype, residual_dtype},
+                                  Modulated{scale, shift}});
+  return {std::move(g.dx),        std::move(g.dweight), std::move(g.dbias),
+          std::move(g.dresidual), std::move(g.dscale),  std::move(g.dshift)};
 }
 
 // ---- checks of the public operators ----
@@ -244,12 +304,15 @@ bool is_subclass(const MaybeTensor& tensor) {
 
 Result run(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
            const std::optional<at::ScalarType>& out_dtype,
-           const std::optional<Added>& added = std::nullopt) {
+           const std::optional<Added>& added = std::nullopt,
+           const std::optional<Modulated>& modulated = std::nullopt) {
   if (is_subclass(x) || is_subclass(weight) || is_subclass(bias) ||
-      (added && is_subclass(added->residual)))
+      (added && is_subclass(added->residual)) ||
+      (modulated && (is_subclass(modulated->scale) || is_subclass(modulated->shift))))
     before_subclass();
   const at::ScalarType dtype = result_dtype("out_dtype", out_dtype, x);
-  return call_forward({x, weight, bias, norm, dtype, /*statistics=*/false, added});
+  return call_forward(
+      {x, weight, bias, norm, dtype, /*statistics=*/false, added, std::nullopt, modulated});
 }
 
 Norm checked_layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
@@ -285,6 +348,12 @@ Norm checked_rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
           activation_of(activation),
           casting_of(casting),
           weight_offset};
+}
+
+// That of x, or of the sum with a residual.
+at::ScalarType normalized_dtype(const Tensor& x, const MaybeTensor& residual,
+                                const std::optional<at::ScalarType>& sum_dtype) {
+  return sum_dtype.value_or(given(residual) ? residual->scalar_type() : x.scalar_type());
 }
 
 // torch's: of the type that it computes in, for what is normalized.
@@ -365,6 +434,87 @@ Tensor group_norm_of_images(const Tensor& x, int64_t num_groups, const MaybeTens
       .y;
 }
 
+// ---- with a scale and a shift ----
+
+// A scale or a shift with as many dimensions as x. Its samples are the first dimensions of x, as many as it has; ones,
+// or nothing, stand for the others.
+MaybeTensor checked_samples(const char* name, const MaybeTensor& tensor, const Tensor& x,
+                            c10::SymIntArrayRef shape) {
+  if (!given(tensor)) return std::nullopt;
+  check_tensor(name, *tensor);
+  const auto sizes = tensor->sym_sizes(), x_sizes = x.sym_sizes();
+  const size_t leading = x_sizes.size() - shape.size();
+  bool fits = sizes.size() >= shape.size() && sizes.size() <= x_sizes.size();
+  fits = fits && sizes.slice(sizes.size() - shape.size()).equals(shape);
+  std::vector<c10::SymInt> full(x_sizes.begin(), x_sizes.end());
+  bool ones = false;  // from here on
+  for (size_t i = 0; fits && i < leading; ++i) {
+    full[i] = i < sizes.size() - shape.size() ? sizes[i] : c10::SymInt(1);
+    const bool same = !ones && full[i] == x_sizes[i];
+    ones = ones || !same;
+    fits = same || full[i] == 1;
+  }
+  TORCH_CHECK(
+      fits,
+      text(name, " must have the dimensions ", shape,
+           " of normalized_shape behind the first of the dimensions ", x_sizes.slice(0, leading),
+           " of x, and 1 or nothing for the others of these, but has the shape ", sizes));
+  TORCH_CHECK(tensor->device() == x.device(),
+              text("Expected all tensors on one device: ", name, " is on ", tensor->device(),
+                   ", but x is on ", x.device()));
+  return sizes.size() == x_sizes.size() ? *tensor : tensor->view_symint(full);
+}
+
+WithSum run_modulated(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                      const MaybeTensor& weight, const MaybeTensor& bias, const Norm& norm,
+                      const MaybeTensor& given_scale, const MaybeTensor& given_shift,
+                      const MaybeTensor& residual, const std::optional<at::ScalarType>& sum_dtype,
+                      const std::optional<at::ScalarType>& out_dtype) {
+  TORCH_CHECK_VALUE(given(given_scale) || given(given_shift),
+                    text("scale and shift are None, but one of them must be a tensor"));
+  TORCH_CHECK_VALUE(given(residual) || !sum_dtype,
+                    text("sum_dtype is ", sum_dtype.value_or(at::kFloat),
+                         ", but there is no residual to add to x"));
+  const MaybeTensor scale = checked_samples("scale", given_scale, x, normalized_shape);
+  const MaybeTensor shift = checked_samples("shift", given_shift, x, normalized_shape);
+  TORCH_CHECK(!scale || !shift || scale->sym_sizes().equals(shift->sym_sizes()),
+              text("shift must have the samples of scale, whose shape is ",
+                   given_scale->sym_sizes(), ", but has the shape ", given_shift->sym_sizes()));
+  std::optional<Added> added;
+  if (given(residual)) added.emplace(checked_residual(x, *residual, sum_dtype));
+  Result r = run(x, weight, bias, norm, out_dtype, added, Modulated{scale, shift});
+  return {std::move(r.y), std::move(r.sum)};
+}
+
+WithSum modulated_layer_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                                     const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                                     const MaybeTensor& scale, const MaybeTensor& shift,
+                                     std::optional<c10::string_view> activation,
+                                     double weight_offset, const MaybeTensor& residual,
+                                     std::optional<at::ScalarType> sum_dtype,
+                                     std::optional<at::ScalarType> out_dtype) {
+  const Norm norm =
+      checked_layer_norm(x, normalized_shape, weight, bias, eps, activation, weight_offset);
+  return run_modulated(x, normalized_shape, weight, bias, norm, scale, shift, residual, sum_dtype,
+                       out_dtype);
+}
+
+WithSum modulated_rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                                   const MaybeTensor& weight, std::optional<double> eps,
+                                   const MaybeTensor& scale, const MaybeTensor& shift,
+                                   std::optional<c10::string_view> activation, double weight_offset,
+                                   std::optional<c10::string_view> casting,
+                                   const MaybeTensor& residual,
+                                   std::optional<at::ScalarType> sum_dtype,
+                                   std::optional<at::ScalarType> out_dtype) {
+  const Norm norm =
+      checked_rms_norm(x, normalized_shape, weight,
+                       eps.value_or(default_eps(normalized_dtype(x, residual, sum_dtype))),
+                       activation, weight_offset, casting);
+  return run_modulated(x, normalized_shape, weight, std::nullopt, norm, scale, shift, residual,
+                       sum_dtype, out_dtype);
+}
+
 // ---- the quantized ones ----
 
 void check_quantization(const Tensor& x, at::ScalarType dtype, const MaybeTensor& scale,
@@ -423,8 +573,7 @@ Three quantized_rms_norm_of_rows(const Tensor& x, c10::SymIntArrayRef normalized
                                  std::optional<c10::string_view> casting,
                                  const MaybeTensor& residual,
                                  std::optional<at::ScalarType> sum_dtype) {
-  const at::ScalarType normalized =
-      sum_dtype.value_or(given(residual) ? residual->scalar_type() : x.scalar_type());
+  const at::ScalarType normalized = normalized_dtype(x, residual, sum_dtype);
   const Norm norm =
       checked_rms_norm(x, normalized_shape, weight, eps.value_or(default_eps(normalized)),
                        activation, weight_offset, casting);
@@ -469,6 +618,31 @@ auto find(const char* name) {
   return {std::move(y), std::move(mean), std::move(rstd), std::move(sum)};
 }
 
+[[gnu::noinline]] Result call_modulated_forward(const ForwardCall& call) {
+  static const auto op = find<ModulatedForward>("evenkeel::modulated_forward");
+  const Norm& norm = call.norm;
+  const MaybeTensor residual =
+      call.added ? MaybeTensor(call.added->residual) : MaybeTensor(std::nullopt);
+  auto [y, mean, rstd, sum] =
+      op.call(call.x, call.weight, call.bias, norm.op, norm.span, norm.eps, norm.activation,
+              norm.casting, norm.weight_offset, call.out_dtype, call.statistics,
+              call.modulated->scale, call.modulated->shift, residual, call.normalized_dtype());
+  return {std::move(y), std::move(mean), std::move(rstd), std::move(sum)};
+}
+
+[[gnu::noinline]] Gradients call_modulated_backward(const BackwardCall& call) {
+  static const auto op = find<ModulatedBackward>("evenkeel::modulated_backward");
+  const Norm& norm = call.norm;
+  const MaybeTensor none;
+  auto [dx, dweight, dbias, dresidual, dscale, dshift] =
+      op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op, norm.span,
+              norm.eps, norm.activation, norm.casting, norm.weight_offset, call.wanted,
+              call.modulated->scale, call.modulated->shift, call.added ? call.added->dsum : none,
+              call.dx_dtype(), call.added ? call.added->residual_dtype : call.dx_dtype());
+  return {std::move(dx),        std::move(dweight), std::move(dbias),
+          std::move(dresidual), std::move(dscale),  std::move(dshift)};
+}
+
 [[gnu::noinline]] Result call_quantized_forward(const ForwardCall& call) {
   static const auto op = find<QuantizedForward>("evenkeel::quantized_forward");
   const Norm& norm = call.norm;
@@ -486,8 +660,9 @@ auto find(const char* name) {
   const Norm& norm = call.norm;
   auto [dx, dweight, dbias, dresidual] =
       op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op, norm.span,
-              norm.eps, norm.activation, norm.casting, norm.weight_offset, call.wanted,
-              call.added->dsum, call.added->x_dtype, call.added->residual_dtype);
+              norm.eps, norm.activation, norm.casting, norm.weight_offset,
+              {call.wanted[0], call.wanted[1], call.wanted[2], call.wanted[3]}, call.added->dsum,
+              call.added->x_dtype, call.added->residual_dtype);
   return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dresidual)};
 }
 
@@ -495,6 +670,7 @@ auto find(const char* name) {
 
 Result call_forward(const ForwardCall& call) {
   if (call.quantized) return call_quantized_forward(call);
+  if (call.modulated) return call_modulated_forward(call);
   if (call.added) return call_add_forward(call);
   static const auto op = find<Forward>("evenkeel::forward");
   const Norm& norm = call.norm;
@@ -505,13 +681,14 @@ Result call_forward(const ForwardCall& call) {
 }
 
 Gradients call_backward(const BackwardCall& call) {
+  if (call.modulated) return call_modulated_backward(call);
   if (call.added) return call_add_backward(call);
   static const auto op = find<Backward>("evenkeel::backward");
   const Norm& norm = call.norm;
-  const auto [want_dx, want_dweight, want_dbias, _] = call.wanted;
-  auto [dx, dweight, dbias] = op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd,
-                                      norm.op, norm.span, norm.eps, norm.activation, norm.casting,
-                                      norm.weight_offset, {want_dx, want_dweight, want_dbias});
+  auto [dx, dweight, dbias] =
+      op.call(call.dy, call.x, call.weight, call.bias, call.mean, call.rstd, norm.op, norm.span,
+              norm.eps, norm.activation, norm.casting, norm.weight_offset,
+              {call.wanted[0], call.wanted[1], call.wanted[2]});
   return {std::move(dx), std::move(dweight), std::move(dbias), Tensor()};
 }
 
@@ -559,8 +736,33 @@ WithSum add_rms_norm(const Tensor& x, const Tensor& residual, c10::SymIntArrayRe
                  sum_dtype, out_dtype);
 }
 
+WithSum modulated_layer_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                             const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                             const MaybeTensor& scale, const MaybeTensor& shift,
+                             std::optional<c10::string_view> activation, double weight_offset,
+                             const MaybeTensor& residual, std::optional<at::ScalarType> sum_dtype,
+                             std::optional<at::ScalarType> out_dtype) {
+  static const auto op =
+      find<decltype(modulated_layer_norm_of_rows)>("evenkeel::modulated_layer_norm");
+  return op.call(x, normalized_shape, weight, bias, eps, scale, shift, activation, weight_offset,
+                 residual, sum_dtype, out_dtype);
+}
+
+WithSum modulated_rms_norm(const Tensor& x, c10::SymIntArrayRef normalized_shape,
+                           const MaybeTensor& weight, std::optional<double> eps,
+                           const MaybeTensor& scale, const MaybeTensor& shift,
+                           std::optional<c10::string_view> activation, double weight_offset,
+                           std::optional<c10::string_view> casting, const MaybeTensor& residual,
+                           std::optional<at::ScalarType> sum_dtype,
+                           std::optional<at::ScalarType> out_dtype) {
+  static const auto op = find<decltype(modulated_rms_norm_of_rows)>("evenkeel::modulated_rms_norm");
+  return op.call(x, normalized_shape, weight, eps, scale, shift, activation, weight_offset, casting,
+                 residual, sum_dtype, out_dtype);
+}
+
 TORCH_LIBRARY(evenkeel, m) {
-  for (const char* schema : {kForward, kBackward, kAddForward, kAddBackward, kQuantizedForward})
+  for (const char* schema : {kForward, kBackward, kAddForward, kAddBackward, kModulatedForward,
+                             kModulatedBackward, kQuantizedForward})
     m.def(schema, {at::Tag::pt2_compliant_tag});
   m.def(
       "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
@@ -600,14 +802,28 @@ TORCH_LIBRARY(evenkeel, m) {
       "float? eps=None, *, str? activation=None, float weight_offset=0., str? casting=None, "
       "ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor sum)",
       {at::Tag::pt2_compliant_tag});
+  m.def(
+      "modulated_layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, "
+      "Tensor? bias=None, float eps=1e-05, *, Tensor? scale=None, Tensor? shift=None, "
+      "str? activation=None, float weight_offset=0., Tensor? residual=None, "
+      "ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor sum)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "modulated_rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, "
+      "float? eps=None, *, Tensor? scale=None, Tensor? shift=None, str? activation=None, "
+      "float weight_offset=0., str? casting=None, Tensor? residual=None, "
+      "ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor sum)",
+      {at::Tag::pt2_compliant_tag});
 }
 
-#define EVENKEEL_KERNELS(key, run_forward, run_backward) \
-  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                 \
-    m.impl("forward", &forward<run_forward>);            \
-    m.impl("backward", &backward<run_backward>);         \
-    m.impl("add_forward", &add_forward<run_forward>);    \
-    m.impl("add_backward", &add_backward<run_backward>); \
+#define EVENKEEL_KERNELS(key, run_forward, run_backward)             \
+  TORCH_LIBRARY_IMPL(evenkeel, key, m) {                             \
+    m.impl("forward", &forward<run_forward>);                        \
+    m.impl("backward", &backward<run_backward>);                     \
+    m.impl("add_forward", &add_forward<run_forward>);                \
+    m.impl("add_backward", &add_backward<run_backward>);             \
+    m.impl("modulated_forward", &modulated_forward<run_forward>);    \
+    m.impl("modulated_backward", &modulated_backward<run_backward>); \
   }
 EVENKEEL_KERNELS(CPU, run_forward, run_backward)
 EVENKEEL_KERNELS(CUDA, run_forward, run_backward)
@@ -628,6 +844,8 @@ EVENKEEL_QUANTIZED(Autograd, refused_forward)
     m.impl("group_norm", &group_norm_of_images);                   \
     m.impl("add_layer_norm", &add_layer_norm_of_rows);             \
     m.impl("add_rms_norm", &add_rms_norm_of_rows);                 \
+    m.impl("modulated_layer_norm", &modulated_layer_norm_of_rows); \
+    m.impl("modulated_rms_norm", &modulated_rms_norm_of_rows);     \
     m.impl("layer_norm_quantized", &quantized_layer_norm_of_rows); \
     m.impl("rms_norm_quantized", &quantized_rms_norm_of_rows);     \
   }
@@ -641,6 +859,10 @@ EVENKEEL_COMPOSED(FuncTorchBatchedDecomposition)  // under vmap
     m.impl("group_norm", &Autocast<device, c10::DispatchKey::key, &group_norm>::run);         \
     m.impl("add_layer_norm", &Autocast<device, c10::DispatchKey::key, &add_layer_norm>::run); \
     m.impl("add_rms_norm", &Autocast<device, c10::DispatchKey::key, &add_rms_norm>::run);     \
+    m.impl("modulated_layer_norm",                                                            \
+           &Autocast<device, c10::DispatchKey::key, &modulated_layer_norm>::run);             \
+    m.impl("modulated_rms_norm",                                                              \
+           &Autocast<device, c10::DispatchKey::key, &modulated_rms_norm>::run);               \
   }
 EVENKEEL_AUTOCAST(at::kCPU, AutocastCPU)
 EVENKEEL_AUTOCAST(at::kCUDA, AutocastCUDA)

@@ -96,6 +96,36 @@ def check_statistics(mesh):
         assert [r.placements for r in results] == [(Shard(1),), (mean,), (rstd,)]
 
 
+def check_modulated(mesh, norm, dim, lead):
+    """A scale and a shift are split with x's samples, or whole where their rows are split: nothing is communicated."""
+    x, weight, _, dy = inputs((4, 6, WIDTH))
+    wide = torch.cat([x, x.flip(0)], -1)[tuple(slice(size) for size in lead)]
+    wide = wide if len(lead) == 2 else wide[:, 0]
+    alone = [value.clone().requires_grad_() for value in (x, weight, *wide.chunk(2, -1))]
+
+    def function(x, weight, scale, shift):
+        return getattr(ek, norm)(x, (WIDTH,), weight, residual=x, scale=scale, shift=shift)
+
+    torch.autograd.backward(function(*alone), [dy, dy.sin()])
+    own = Shard(dim) if dim < len(lead) else Replicate()
+    ours = [
+        distribute_tensor(value.detach(), mesh, [place]).requires_grad_()
+        for value, place in zip(alone, (Shard(dim), Replicate(), own, own), strict=True)
+    ]
+    with CommDebugMode() as forward:
+        results = function(*ours)
+    arriving = [distribute_tensor(value, mesh, [Shard(dim)]) for value in (dy, dy.sin())]
+    with CommDebugMode() as backward:
+        torch.autograd.backward(results, arriving)
+    assert forward.get_total_counts() == backward.get_total_counts() == 0
+    terms = own if own == Shard(dim) else Partial()
+    assert [t.grad.placements for t in ours] == [(Shard(dim),), (Partial(),), (terms,), (terms,)]
+    for result, expected in zip(results, function(*alone), strict=True):
+        close(result.full_tensor(), expected)
+    for mine, reference in zip(ours, alone, strict=True):
+        close(mine.grad.full_tensor(), reference.grad)
+
+
 RESIDUAL = {
     "layer_norm": lambda x, r, w, b: ek.layer_norm(x, (WIDTH,), w, b, residual=r),
     "rms_norm": lambda x, r, w, b: ek.rms_norm(x, (WIDTH,), w, residual=r),
@@ -273,6 +303,12 @@ CHECKS = {
         for norm in RESIDUAL
         for dim in (0, 1)
         for used in (("y",), ("sum",), ("y", "sum"))
+    },
+    **{
+        f"dtensor-modulated-{norm}-dim{dim}-{lead}": (check_modulated, norm, dim, lead)
+        for norm in RESIDUAL
+        for dim in (0, 1)
+        for lead in ((4,), (4, 6))
     },
     "dtensor-residual-two dtypes": (
         check_residual,

@@ -22,9 +22,11 @@ from evenkeel.torch import activations
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _FORWARD = torch.ops.evenkeel.forward.default
 _ADD_FORWARD = torch.ops.evenkeel.add_forward.default
-_PUBLIC = [
-    getattr(torch.ops.evenkeel, name).default for name in (*OPS, "add_layer_norm", "add_rms_norm")
+_MODULATED_FORWARD = torch.ops.evenkeel.modulated_forward.default
+_ROW_NORMS = [
+    f"{what}_{norm}" for what in ("add", "modulated") for norm in ("layer_norm", "rms_norm")
 ]
+_PUBLIC = [getattr(torch.ops.evenkeel, name).default for name in (*OPS, *_ROW_NORMS)]
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable]:
@@ -119,7 +121,31 @@ def add_forward(x, weight, bias, op, *others):
     return *forward(total, weight, bias, op, *options), total
 
 
-_INTERNAL = {_FORWARD: forward, _ADD_FORWARD: add_forward}
+def modulated_forward(x, weight, bias, op, span, eps, activation, casting, weight_offset, *others):
+    """evenkeel::modulated_forward by torch's operators."""
+    out_dtype, statistics, scale, shift, *added = others
+    tensors = [tensor for tensor in (x, weight, bias, scale, shift) if tensor is not None]
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    dtype = torch.float64 if wide else torch.float32
+    options = eps, activations.NONE, casting, weight_offset, dtype, statistics
+    if added[0] is None:
+        results = forward(x, weight, bias, op, span, *options)
+        results = (*results, x.new_empty(0, dtype=added[1]))
+    else:
+        results = add_forward(x, weight, bias, op, span, *options, *added)
+    y, *others = results
+    if scale is not None:
+        y = y * (1 + scale.to(dtype))
+    if shift is not None:
+        y = y + shift.to(dtype)
+    return laid_out(activations.value(activation, y).to(out_dtype), x, op), *others
+
+
+_INTERNAL = {
+    _FORWARD: forward,
+    _ADD_FORWARD: add_forward,
+    _MODULATED_FORWARD: modulated_forward,
+}
 
 
 def _of_torch(value, weight, bias, op, span, eps):

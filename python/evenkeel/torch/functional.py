@@ -15,8 +15,11 @@ and, by keyword:
     residual        layer_norm, rms_norm: added to x before, in the same kernel. The result is then a pair (y, sum): y is
                     the norm of sum = x + residual, and both have the bits of an addition and a norm of its result
     sum_dtype       of that sum, which is normalized as rounded to it; that of the residual, unless it is given
+    scale, shift    layer_norm, rms_norm: of each sample, in the same kernel: activation(norm * (1 + scale) + shift), as in
+                    AdaLN. The shape is that of x with ones for the dimensions, from one on, that share them, (B, 1, C), or
+                    without these, (B, C); a view of a wider tensor is read where it lies
 
-x, residual, weight and bias may have different floating dtypes; nothing is cast beforehand. The result has the
+x, residual, weight, bias, scale and shift may have different floating dtypes; nothing is cast beforehand. The result has the
 dtype of x. Under autocast it has autocast's dtype, where torch.nn.functional would return float32:
 this is the one difference in meaning, and out_dtype=torch.float32 removes it.
 """
@@ -45,6 +48,8 @@ _rms_norm = extension.rms_norm
 _group_norm = extension.group_norm
 _add_layer_norm = extension.add_layer_norm
 _add_rms_norm = extension.add_rms_norm
+_modulated_layer_norm = extension.modulated_layer_norm
+_modulated_rms_norm = extension.modulated_rms_norm
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -82,6 +87,8 @@ def layer_norm(
     out_dtype: torch.dtype | None = None,
     residual: None = None,
     sum_dtype: None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -98,6 +105,8 @@ def layer_norm(
     out_dtype: torch.dtype | None = None,
     residual: Tensor,
     sum_dtype: torch.dtype | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -113,12 +122,34 @@ def layer_norm(
     out_dtype: torch.dtype | None = None,
     residual: Tensor | None = None,
     sum_dtype: torch.dtype | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Layer norm over the trailing dimensions `normalized_shape` of x.
 
-    With a residual of the shape of x: the norm of sum = x + residual, and that sum.
+    With a residual of the shape of x: the norm of sum = x + residual, and that sum. With a scale or a shift of each
+    sample, norm * (1 + scale) + shift.
     """
-    if residual is None and sum_dtype is None:
+    if scale is not None or shift is not None:
+        tensors = x, weight, bias, residual, scale, shift
+        if not has_torch_function_variadic(*tensors) and not _is_compiling():
+            pair = _modulated_layer_norm(
+                x,
+                normalized_shape,
+                weight,
+                bias,
+                eps,
+                scale,
+                shift,
+                activation,
+                weight_offset,
+                residual,
+                sum_dtype,
+                out_dtype,
+            )
+            if pair is not NotImplemented:
+                return pair[0] if residual is None else pair
+    elif residual is None and sum_dtype is None:
         if not has_torch_function_variadic(x, weight, bias) and not _is_compiling():
             y = _layer_norm(
                 x, normalized_shape, weight, bias, eps, activation, weight_offset, out_dtype
@@ -142,13 +173,15 @@ def layer_norm(
             return pair
     return _long_way(
         layer_norm,
-        (x, weight, bias, residual),
+        (x, weight, bias, residual, scale, shift),
         (x, normalized_shape, weight, bias, eps),
         activation=activation,
         weight_offset=weight_offset,
         out_dtype=out_dtype,
         residual=residual,
         sum_dtype=sum_dtype,
+        scale=scale,
+        shift=shift,
     )
 
 
@@ -165,6 +198,8 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
     residual: None = None,
     sum_dtype: None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -181,6 +216,8 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
     residual: Tensor,
     sum_dtype: torch.dtype | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -196,14 +233,36 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
     residual: Tensor | None = None,
     sum_dtype: torch.dtype | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """RMS norm over the trailing dimensions `normalized_shape` of x.
 
-    With a residual of the shape of x: the norm of sum = x + residual, and that sum.
+    With a residual of the shape of x: the norm of sum = x + residual, and that sum. With a scale or a shift of each
+    sample, norm * (1 + scale) + shift.
 
     eps None: the machine epsilon of float32, or of float64 if what is normalized is.
     """
-    if residual is None and sum_dtype is None:
+    if scale is not None or shift is not None:
+        tensors = x, weight, residual, scale, shift
+        if not has_torch_function_variadic(*tensors) and not _is_compiling():
+            pair = _modulated_rms_norm(
+                x,
+                normalized_shape,
+                weight,
+                eps,
+                scale,
+                shift,
+                activation,
+                weight_offset,
+                casting,
+                residual,
+                sum_dtype,
+                out_dtype,
+            )
+            if pair is not NotImplemented:
+                return pair[0] if residual is None else pair
+    elif residual is None and sum_dtype is None:
         if not has_torch_function_variadic(x, weight) and not _is_compiling():
             y = _rms_norm(
                 x, normalized_shape, weight, eps, activation, weight_offset, casting, out_dtype
@@ -227,7 +286,7 @@ def rms_norm(
             return pair
     return _long_way(
         rms_norm,
-        (x, weight, residual),
+        (x, weight, residual, scale, shift),
         (x, normalized_shape, weight, eps),
         activation=activation,
         weight_offset=weight_offset,
@@ -235,6 +294,8 @@ def rms_norm(
         out_dtype=out_dtype,
         residual=residual,
         sum_dtype=sum_dtype,
+        scale=scale,
+        shift=shift,
     )
 
 
@@ -264,11 +325,16 @@ def group_norm(
     )
 
 
-def _long_way(function, tensors, arguments, residual=None, sum_dtype=None, **options):
+def _long_way(
+    function, tensors, arguments, residual=None, sum_dtype=None, scale=None, shift=None, **options
+):
     """Overridden by a subclass or a mode, traced by torch.compile, or with arguments of other types."""
     added = residual is not None or sum_dtype is not None
+    modulated = scale is not None or shift is not None
     if added:
         options |= {"residual": residual, "sum_dtype": sum_dtype}
+    if modulated:
+        options |= {"scale": scale, "shift": shift}
     if any(isinstance(tensor, NestedTensor) for tensor in tensors):
         return _of_jagged(function, tensors, *arguments, **options)
     if has_torch_function_variadic(*tensors):
@@ -278,6 +344,10 @@ def _long_way(function, tensors, arguments, residual=None, sum_dtype=None, **opt
     x, over, *others = arguments
     if function is not group_norm and isinstance(over, _INTEGER):
         over = [over]
+    if modulated:
+        operator = getattr(torch.ops.evenkeel, f"modulated_{function.__name__}")
+        pair = operator(x, over, *others, **options)
+        return pair if residual is not None else pair[0]
     if not added:
         return getattr(torch.ops.evenkeel, function.__name__)(x, over, *others, **options)
     del options["residual"]
@@ -292,6 +362,10 @@ def _long_way(function, tensors, arguments, residual=None, sum_dtype=None, **opt
 def _of_jagged(function, tensors, x, over, *others, **options):
     """The norm of a nested tensor: of its values, the rows of all its parts."""
     residual = options.get("residual")
+    if "scale" in options:
+        raise NotImplementedError(
+            f"evenkeel: {function.__name__} takes no scale and no shift where x is nested"
+        )
     may_be = () if function is group_norm else (x, residual)
     for name, tensor in zip(("x", "weight", "bias"), tensors, strict=False):
         if isinstance(tensor, NestedTensor) and all(tensor is not one for one in may_be):
@@ -343,7 +417,9 @@ _ALLOWED = {
     "normalized_shape": ((*_INTEGER, tuple, list), "an integer or a sequence of integers"),
     "num_groups": (_INTEGER, "an integer"),
     **dict.fromkeys(("out_dtype", "sum_dtype"), ((torch.dtype,), "a torch.dtype")),
-    **dict.fromkeys(("x", "weight", "bias", "residual"), ((torch.Tensor,), "a tensor")),
+    **dict.fromkeys(
+        ("x", "weight", "bias", "residual", "scale", "shift"), ((torch.Tensor,), "a tensor")
+    ),
     **dict.fromkeys(("eps", "weight_offset"), (_NUMBER, "a number")),
     **dict.fromkeys(("activation", "casting"), ((str,), "a string")),
 }

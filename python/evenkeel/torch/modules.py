@@ -62,14 +62,22 @@ class LayerNormForward(TorchForward):
     eps: float
 
     @overload
-    def forward(self, input: Tensor) -> Tensor: ...
+    def forward(
+        self, input: Tensor, *, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor: ...
 
     @overload
     def forward(
-        self, input: Tensor, residual: Tensor, *, sum_dtype: torch.dtype | None = None
+        self,
+        input: Tensor,
+        residual: Tensor,
+        *,
+        sum_dtype: torch.dtype | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
-    def forward(self, input, residual=None, *, sum_dtype=None):
+    def forward(self, input, residual=None, *, sum_dtype=None, scale=None, shift=None):
         return functional.layer_norm(
             input,
             self.normalized_shape,
@@ -80,6 +88,8 @@ class LayerNormForward(TorchForward):
             weight_offset=self.weight_offset,
             residual=residual,
             sum_dtype=sum_dtype,
+            scale=scale,
+            shift=shift,
         )
 
 
@@ -90,14 +100,22 @@ class RMSNormForward(TorchForward):
     eps: float | None
 
     @overload
-    def forward(self, x: Tensor) -> Tensor: ...
+    def forward(
+        self, x: Tensor, *, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor: ...
 
     @overload
     def forward(
-        self, x: Tensor, residual: Tensor, *, sum_dtype: torch.dtype | None = None
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        sum_dtype: torch.dtype | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
-    def forward(self, x, residual=None, *, sum_dtype=None):
+    def forward(self, x, residual=None, *, sum_dtype=None, scale=None, shift=None):
         return functional.rms_norm(
             x,
             self.normalized_shape,
@@ -108,6 +126,8 @@ class RMSNormForward(TorchForward):
             casting=self.casting,
             residual=residual,
             sum_dtype=sum_dtype,
+            scale=scale,
+            shift=shift,
         )
 
 

@@ -57,6 +57,45 @@ def register():
         kinds = [SPLIT, TERMS, TERMS, SPLIT][: len(wanted)]
         return [kind if want else WHOLE for kind, want in zip(kinds, wanted, strict=True)]
 
+    def modulated_choices(x, span, samples, kinds):
+        """The same where a scale and a shift have some of x's leading dimensions, and 1 for the others.
+
+        kinds(own, sums): results and arguments, with what becomes of those of samples, and of gradients of these.
+        """
+        pairs = []
+        for dim in [None, *range(x.ndim - span)]:
+            alike = dim is None or samples.shape[dim] == x.shape[dim]
+            results, arguments = kinds(*((SPLIT, SPLIT) if alike else (WHOLE, TERMS)))
+            pairs.append((place(results, dim), place(arguments, dim)))
+        return pairs
+
+    def optional(tensor, kind):
+        return None if tensor is None else kind
+
+    @register_sharding(torch.ops.evenkeel.modulated_forward.default)
+    def modulated_forward(x, weight, bias, op, span, *options):
+        scale, shift, residual = options[6:9]
+
+        def kinds(own, sums):
+            total = WHOLE if residual is None else SPLIT
+            tensors = [SPLIT, *parameters(weight, bias), *[None] * 8]
+            tensors += [optional(scale, own), optional(shift, own), optional(residual, SPLIT), None]
+            return [SPLIT, *statistics(op, present=options[5]), total], tensors
+
+        return modulated_choices(x, span, shift if scale is None else scale, kinds)
+
+    @register_sharding(torch.ops.evenkeel.modulated_backward.default)
+    def modulated_backward(dy, x, weight, bias, mean, rstd, op, span, *options):
+        wanted, scale, shift, dsum = options[4:8]
+
+        def kinds(own, sums):
+            tensors = [SPLIT, SPLIT, *parameters(weight, bias), *statistics(op), *[None] * 7]
+            tensors += [optional(scale, own), optional(shift, own), optional(dsum, SPLIT)]
+            results = zip([SPLIT, TERMS, TERMS, SPLIT, sums, sums], wanted, strict=True)
+            return [kind if want else WHOLE for kind, want in results], [*tensors, None, None]
+
+        return modulated_choices(x, span, shift if scale is None else scale, kinds)
+
     @register_sharding(torch.ops.evenkeel.backward.default)
     def backward(dy, x, weight, bias, mean, rstd, op, span, *options):
         tensors = [SPLIT, SPLIT, *parameters(weight, bias), *statistics(op), *[None] * 7]
