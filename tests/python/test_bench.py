@@ -30,6 +30,7 @@ from evenkeel.bench import (
     report,
     steps,
     surgery,
+    tensors,
     timing,
 )
 
@@ -226,6 +227,43 @@ def test_residual_preset_has_the_shapes_of_its_rivals():
     assert len(found) == 20
 
 
+def test_modulation_preset(bench, tmp_path, monkeypatch):
+    """A right result is asked of all, in both passes; libraries without such a norm say so."""
+    preset = lines.PRESETS["modulation"]
+    assert all(line.modulates for line in preset.lines)
+    small = [lines.Line(op, "f32", (3, 4, 32)) for op in ("layer_norm", "rms_norm")]
+    monkeypatch.setitem(lines.PRESETS, "modulation", lines.Preset("", tuple(small)))
+    path = tmp_path / "modulation.csv"
+    result = bench(
+        *("--preset", "modulation", "--csv", str(path), "--contenders", "evenkeel,torch,compile")
+    )
+    assert result.code == 0, result.err
+    assert "is off by" not in result.err
+    rows = read_csv(path)
+    labels = [(row["op"], row["pass"], row["library"]) for row in rows if row["library"] != "limit"]
+    assert labels == [
+        (op, pass_, library)
+        for op in ("layer_norm", "rms_norm")
+        for pass_ in ("forward", "backward")
+        for library in ("evenkeel", "torch", "compile")
+    ]
+    line = small[0]
+    assert (line.rows, line.cols, line.label) == (12, 32, "layer_norm 3x4x32 f32")
+    assert line.moved_bytes("backward") == 3 * 3 * 4 * 32 * 4
+
+
+def test_a_wrong_scale_is_found():
+    """The reference knows which sample has which scale."""
+    line = lines.Line("layer_norm", "f32", (3, 4, 32))
+    s = tensors.make_set(line, torch.device("cpu"))
+    expected = tensors.reference(line, s)["forward"]
+    scale, shift = s.parameters
+    norm = torch.nn.functional.layer_norm(s.x, (32,), eps=lines.EPS)
+    tensors.check(True, line, [norm * (1 + scale[:, None]) + shift[:, None]], expected)
+    with pytest.raises(tensors.WrongResultError, match="y is off"):
+        tensors.check(True, line, [norm * (1 + scale.flip(0)[:, None]) + shift[:, None]], expected)
+
+
 def test_residual_of_ones_own_shape(bench, tmp_path):
     path = tmp_path / "b.csv"
     result = bench("rms_norm", "--shape", "4x32", "--dtype", "f16+f32", "--csv", str(path))
@@ -391,6 +429,7 @@ def test_missing_contender_is_named(bench):
         ("--preset host --pass forward", ["--pass forward", "host forward"]),
         ("--preset residual --dtype bf16", ["--dtype bf16", "bf16+f32"]),
         ("group_norm --shape 2x64x4x4 --dtype f32+f32", ["dtype f32+f32", "no residual"]),
+        ("layer_norm --shape 2x3x4 --dtype f32+f32", ["shape 2x3x4", "samples x rows x columns"]),
         ("surgery --shape 4x4", ["--shape", "surgery"]),
         ("surgery --dtype f64", ["--dtype f64", "bf16"]),
     ],

@@ -106,6 +106,13 @@ def torch_norm(line):
     else:
         norm = lambda x, weight, bias: F.layer_norm(x, shape, weight, bias, EPS)  # noqa: E731
     activate = ACTIVATIONS.get(line.activation)
+    if line.modulates:
+        plain = F.rms_norm if line.op == "rms_norm" else F.layer_norm
+
+        def norm(x, scale, shift):
+            y = plain(x, shape, eps=EPS)
+            return y * (1 + scale[:, None]) + shift[:, None]
+
     whole = (lambda *inputs: activate(norm(*inputs))) if activate else norm
     if not line.adds:
         return whole
@@ -129,7 +136,7 @@ class Torch(ThroughAutograd):
         super().__init__(torch_norm(line))
         aten = torch.ops.aten
         self.op, self.operators, self.sizes = line.op, None, ([line.cols],)
-        if line.activation or line.layout == "nhwc":
+        if line.activation or line.layout == "nhwc" or line.modulates:
             return
         if line.is_group:
             samples, channels, *pixels = line.shape
@@ -178,6 +185,11 @@ def make_evenkeel(line):
         return WithResidual(
             lambda x, r, *parameters: row_norm(x, shape, *parameters, EPS, residual=r, **options)
         )
+    if line.modulates:
+        row_norm = getattr(ek, line.op)
+        return ThroughAutograd(
+            lambda x, scale, shift: row_norm(x, shape, eps=EPS, scale=scale, shift=shift, **options)
+        )
     if line.is_group:
         norm = lambda x, weight, bias: ek.group_norm(x, GROUPS, weight, bias, EPS, **options)  # noqa: E731
     elif line.op == "rms_norm":
@@ -205,7 +217,7 @@ def make_compiled(line):
 
 
 def rows_only(line, name):
-    if line.is_group or line.activation:
+    if line.is_group or line.activation or line.modulates:
         raise NotOfferedError(f"{name} has only plain row norms")
 
 

@@ -2,7 +2,8 @@
 
 Labels, and with them the columns of the CSV files, are made here: "layer_norm 4096x1024 bf16",
 "group_norm 8x320x64x64 nhwc silu f16". A dtype "bf16+f32" is a norm of x + residual: x and y in bfloat16, residual and
-sum in float32, and so are weight and bias, as under autocast.
+sum in float32, and so are weight and bias, as under autocast. A row norm of three sizes, "layer_norm 8x256x1152 bf16", is
+modulated: 8 samples of 256 rows have a scale and a shift each, in x's dtype, and there is no weight and no bias.
 """
 
 import dataclasses
@@ -50,7 +51,8 @@ class Line:
             fits = len(self.shape) == 4 and self.shape[1] % GROUPS == 0
             wanted = f"samples x channels x height x width, channels a multiple of {GROUPS}"
         else:
-            fits, wanted = len(self.shape) == 2, "rows x columns"
+            fits = len(self.shape) == 2 or (self.modulates and not self.adds and not self.mixed)
+            wanted = "rows x columns, or modulated, samples x rows x columns in one dtype"
         if not fits or min(self.shape) < 1:
             raise ValueError(f"shape {self.sizes}: {self.op} takes {wanted}")
         if self.is_group and self.adds:
@@ -74,17 +76,22 @@ class Line:
         return self.op == "group_norm"
 
     @property
+    def modulates(self):
+        """Whether samples have a scale and a shift."""
+        return not self.is_group and len(self.shape) == 3
+
+    @property
     def parameters(self):
         """Elements of weight and bias."""
         return self.shape[1]
 
     @property
     def rows(self):
-        return self.shape[0]
+        return math.prod(self.shape[:-1])
 
     @property
     def cols(self):
-        return self.shape[1]
+        return self.shape[-1]
 
     @property
     def mixed(self):
@@ -178,6 +185,8 @@ class Preset:
 
 HOST = "host"
 RESIDUAL = "residual"
+# Blocks of DiT-XL/2 and DiT-B/2, of FLUX and of a video, and a row for each sample.
+MODULATION_SHAPES = "32x256x1152 256x256x768 4x4608x3072 1x32760x5120 4096x1x1024"
 RESIDUAL_SHAPES = (
     "4096x1024 4096x4096 16384x4096 4096x8192 25216x768 131072x512 8192x5120 4096x3001"
 )
@@ -239,6 +248,14 @@ PRESETS = {
             *rows("rms_norm", "f32+f32", "4096x1024 4096x4096"),
         ),
         tuple(RESIDUAL_PASSES),
+    ),
+    "modulation": Preset(
+        "norms with a scale and a shift of each sample (AdaLN)",
+        (
+            *rows("layer_norm", "bf16", MODULATION_SHAPES),
+            *rows("rms_norm", "bf16", "32x256x1152 4x4608x3072"),
+            *rows("layer_norm", "f32", "32x256x1152"),
+        ),
     ),
     SWEEP: Preset(
         f"{SWEEP_COUNT} sizes that --seed draws, of {SWEEP_COLS[0]} to {SWEEP_COLS[1]} columns, with a heat map",

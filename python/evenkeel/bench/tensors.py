@@ -22,7 +22,7 @@ HALF_TOLERANCE, FLOAT_TOLERANCE, RIVAL_TOLERANCE = 1e-2, 1e-4, 1e-1
 
 class Set(typing.NamedTuple):
     x: torch.Tensor
-    parameters: tuple  # weight and, except for RMS norm, bias
+    parameters: tuple  # weight and, except for RMS norm, bias; or scale and shift
     dy: torch.Tensor
     residual: torch.Tensor | None = None
     dsum: torch.Tensor | None = None  # what arrives at the sum of x and residual
@@ -45,10 +45,15 @@ def make_set(line, device):
     x, dy = (torch.randn(line.shape, **kind) for _ in range(2))
     if line.layout == "nhwc":
         x, dy = (v.contiguous(memory_format=torch.channels_last) for v in (x, dy))
-    parameters = [
-        torch.randn(line.parameters, dtype=line.weight_dtype, device=device)
-        for _ in range(1 if line.op == "rms_norm" else 2)
-    ]
+    if line.modulates:
+        # Views of what one linear layer gives for each sample.
+        wide = torch.randn(line.shape[0], 6 * line.cols, dtype=line.x_dtype, device=device)
+        parameters = wide.chunk(6, -1)[:2]
+    else:
+        parameters = [
+            torch.randn(line.parameters, dtype=line.weight_dtype, device=device)
+            for _ in range(1 if line.op == "rms_norm" else 2)
+        ]
     residual = dsum = None
     if line.adds:
         kind["dtype"] = line.residual_dtype
@@ -73,6 +78,8 @@ def formula(line, x, weight, *bias):
         weight, *bias = (v.view(-1, 1, 1) for v in (weight, *bias))
     if line.op != "rms_norm":
         x = x - x.mean(-1, keepdim=True)
+    if line.modulates:
+        weight, bias = 1 + weight[:, None], [b[:, None] for b in bias]
     y = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).reshape(shape) * weight
     for b in bias:
         y = y + b
@@ -87,6 +94,8 @@ def reference(line, s):
     normalized = s.x.detach()
     if line.adds:
         normalized = normalized + s.residual.detach()
+    if line.modulates:
+        return modulated_reference(line, s)
     parameters = [v.detach().double().requires_grad_() for v in s.parameters]
     count = max(1, REFERENCE_ELEMENTS // math.prod(line.shape[1:]))
     ys, dxs, sums = [], [], [torch.zeros_like(v) for v in parameters]
@@ -108,6 +117,18 @@ def reference(line, s):
         "backward": {"dx": total, "dresidual": total} | of_parameters,
         NO_DSUM: {"dx": dx, "dresidual": dx} | of_parameters,
     }
+
+
+def modulated_reference(line, s):
+    """The same, one sample after the other."""
+    parts = []
+    for tensors in zip(s.x, *s.parameters, s.dy, strict=True):
+        x, *parameters, dy = (tensor.detach().double()[None] for tensor in tensors)
+        leaves = [leaf.requires_grad_() for leaf in (x, *parameters)]
+        y = formula(line, *leaves)
+        parts.append([v.detach().float() for v in (y, *torch.autograd.grad(y, leaves, dy))])
+    y, dx, dscale, dshift = (torch.cat(of_samples) for of_samples in zip(*parts, strict=True))
+    return {"forward": {"y": y}, "backward": {"dx": dx, "dscale": dscale, "dshift": dshift}}
 
 
 class WrongResultError(Exception):
