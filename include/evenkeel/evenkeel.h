@@ -272,7 +272,8 @@ typedef struct ek_execution {
  *                     a shift, rows / 32 and samples without one
  *   CUDA, row norms   backward: cols, and rows up to a limit; forward needs none, but for a sum that is not stored and
  *                     that ek_explain_forward() says is added before, or a y of 8 bits that it says is quantized
- *                     behind: rows and cols
+ *                     behind: rows and cols. With a scale or a shift: samples and cols, without a limit, backward and
+ *                     where ek_explain_...() says that parameters are made before
  *   CUDA, group norm  samples, without a limit, and what each of them has: groups, spatial, in backward channels
  *   reference         backward: cols or channels; forward needs none */
 EK_API ek_status ek_forward_workspace(const ek_problem*, const ek_forward_args*,

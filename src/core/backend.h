@@ -17,7 +17,7 @@ namespace evenkeel {
 // A reason or a description: a short sentence without an allocation, written only if it is wanted.
 struct Note {
   bool wanted;
-  char text[640];
+  char text[768];
 
   explicit Note(bool is_wanted) : wanted(is_wanted) { text[0] = '\0'; }
 

@@ -65,6 +65,16 @@ struct Formula {
   bool rounds;         // the normalized value to x's type, before the weight (casting order llama)
 };
 
+// Of kernels whose rows have the weight and bias of their sample: `rows` neighbouring rows share them, and those of the
+// next sample are so many bytes further on. The formula has the first one's.
+struct Samples {
+  int64_t count;
+  int64_t rows;
+  int64_t weight_bytes, bias_bytes;
+  int64_t
+      blocks;  // backward: of a sample (or clusters, or chunks of rows), each with one row of partials
+};
+
 // How y is quantized to 8 bits: by one scale, or (scale == nullptr) by one of each row, which is stored.
 struct Quantization {
   const float* scale;
@@ -85,6 +95,7 @@ struct ForwardArguments {
   DeviceTensor residual, sum;
   int64_t residual_prefetch_bytes;
   Quantization quantization;  // of policies that quantize
+  Samples samples;            // of policies that are modulated
 };
 
 // sum = x + residual, for norms that no kernel with a residual takes.
@@ -114,6 +125,7 @@ struct BackwardArguments {
   // Of policies with a residual. dsum: nullptr: there is none. second_dx: dx in the dtype of dy, or nullptr.
   DeviceTensor dsum, second_dx;
   RowStep dsum_step, second_dx_step;
+  Samples samples;  // of policies that are modulated
 };
 
 // Division of numbers below 2^31 by one that the host knows.
@@ -196,6 +208,35 @@ struct GroupBackwardArguments {
 struct ClearArguments {
   GroupCounters* counters;
   int64_t count;
+};
+
+// A row for each sample, `stride` elements apart; data == nullptr: absent.
+struct DeviceSamples {
+  char* data;
+  Dtype dtype;
+  int64_t stride;
+};
+
+// Weight and bias of each sample, where no kernel reads what the caller has: (1 + scale) * (weight_offset + weight) and
+// (1 + scale) * bias + shift, in the arithmetic's type, dense. biases == nullptr: not wanted.
+struct SampleParametersArguments {
+  DeviceVector weight, bias;
+  Number weight_offset;
+  DeviceSamples scale, shift;
+  char *weights, *biases;
+  int64_t samples, cols;
+};
+
+// Sums over the rows of each sample, of partials for its blocks, and what becomes of them: dscale, dshift, and its shares
+// of dweight and dbias, one row for each sample.
+struct ReduceSamplesArguments {
+  const char *products, *gradients;  // partials; nullptr: not wanted
+  DeviceVector weight, bias;
+  Number weight_offset;
+  DeviceSamples scale, dscale, dshift;
+  char *dweight_shares, *dbias_shares;  // nullptr: not wanted
+  int64_t samples, cols;
+  int64_t count;  // partials of a sample
 };
 
 struct ReducePartialsArguments {

@@ -31,10 +31,6 @@ bool plan(const Call& call, AnyPlan& result, Note& note) {
              device.properties.major, device.properties.minor);
     return false;
   }
-  if (call.modulates()) {
-    note.set("no kernel has a scale or a shift of each sample");
-    return false;
-  }
   if (call.is_group_norm()) {
     const GroupPlan plan = make_group_plan(call, device.properties);
     result.set(plan, static_cast<size_t>(plan.workspace));

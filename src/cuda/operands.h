@@ -41,6 +41,46 @@ inline Call norm_of_sum(const Call& call, char* sum) {
   return norm;
 }
 
+// The norm of the samples of a call with a scale or a shift: its weight and bias are those of the first one, and those of
+// the others lie behind, at these distances in elements.
+struct NormOfSamples {
+  Call norm;
+  int64_t weight_stride = 0, bias_stride = 0;
+};
+
+// Whether scale and shift can be read as weight and bias: none of them is to be combined with the call's own.
+inline bool has_sample_parameters(const Call& call) {
+  return !(call.scale && (call.weight || call.bias)) && !(call.shift && call.bias);
+}
+
+inline NormOfSamples norm_of_samples(const Call& call) {
+  NormOfSamples samples{call};
+  if (call.scale) {
+    samples.norm.weight = {call.scale.data, call.scale.dtype};
+    samples.norm.weight_offset = 1;
+    samples.weight_stride = call.scale.row_stride;
+  }
+  if (call.shift) {
+    samples.norm.bias = {call.shift.data, call.shift.dtype};
+    samples.bias_stride = call.shift.row_stride;
+  }
+  return samples;
+}
+
+// Whether rows meet a bias: backward only before an activation.
+inline bool reads_bias(const Call& call) {
+  return call.pass == Pass::kForward || call.activation != EK_ACTIVATION_NONE;
+}
+
+// The same where they were made, dense and in the arithmetic's type. biases: nullptr where no bias is read.
+inline NormOfSamples norm_of_samples(const Call& call, char* weights, char* biases) {
+  NormOfSamples samples{call, call.width, call.width};
+  samples.norm.weight = {weights, call.compute};
+  samples.norm.bias = {biases, call.compute};
+  samples.norm.weight_offset = 0;
+  return samples;
+}
+
 // Where dx goes. Kernels that are compiled for dtypes store `first` in x's, and `second` in dy's.
 struct DxOutputs {
   Tensor first, second;

@@ -68,6 +68,13 @@ const char* why_runtime_dtype(const Call& call) {
 // Why no entry of the table of policies serves a call whose dtypes have kernels.
 const char* why_no_policy(const Call& call, const Plan& plan) {
   const bool mixed = big_tensors(call).tensors[1]->dtype != call.x.dtype;
+  if (plan.modulated) {
+    if (plan.terms.activation || plan.terms.casting)
+      return "an activation or casting order beside a scale or a shift";
+    if (!plan.aligned) return "rows are not aligned beside a scale or a shift";
+    if (plan.residual) return "a gradient of the residual beside a scale or a shift";
+    return kNoSplit;
+  }
   if (mixed && !plan.aligned) return "types are mixed and rows are not aligned";
   if (mixed) return "types are mixed beside an activation, casting order or offset";
   if (!plan.aligned) return "rows are not aligned beside an activation, casting order or offset";
@@ -98,7 +105,7 @@ int64_t persistent_groups(int64_t rows, const Tile& tile, const DeviceProperties
 }
 
 Specialization specialization_of(const Call& call, const Plan& plan) {
-  if (!plan.aligned) return Specialization::kNone;
+  if (!plan.aligned || plan.modulated) return Specialization::kNone;
   const Operands big = big_tensors(call);
   for (int i = 0; i < big.count; ++i) {
     if (big.tensors[i]->dtype != call.x.dtype || !is_even(call, *big.tensors[i]))
@@ -149,7 +156,8 @@ void plan_forward(const Call& call, const DeviceProperties& properties, Plan& pl
   choose_policy(
       call, forward_policies_of(x_size, y_size),
       [&](const Tile& tile) {
-        return forward_policy_of(tile, x_size, y_size, plan.aligned, plan.terms);
+        return forward_policy_of(tile, x_size, y_size, plan.aligned, plan.terms, false,
+                                 plan.modulated);
       },
       plan);
   plan.groups = std::min(ceil_div(rows, plan.tile.block_rows()), kMostBlocks);
@@ -172,9 +180,9 @@ const char* why_added_first(const Call& call, Plan& plan) {
   }
   const auto x_size = static_cast<int>(size_of(sum)),
              y_size = static_cast<int>(size_of(call.y.dtype));
-  const int policy =
-      forward_policies_of(x_size, y_size)
-          .find(forward_policy_of(plan.tile, x_size, y_size, plan.aligned, plan.terms, true));
+  const int policy = forward_policies_of(x_size, y_size)
+                         .find(forward_policy_of(plan.tile, x_size, y_size, plan.aligned,
+                                                 plan.terms, true, plan.modulated));
   if (policy < 0) return "no kernel with a residual is compiled for this split";
   plan.policy = policy;
   plan.shared = forward_shared(call.width, x_size, plan.aligned, plan.tile, true);
@@ -190,7 +198,8 @@ Plan plan_with_residual(const Call& call, const DeviceProperties& properties) {
     if (!is_one_range(call, call.x, plan.tile) || !is_one_range(call, call.residual, plan.tile))
       plan.prefetch_rows = 0;
   } else if (!call.sum) {
-    plan.workspace = call.elements() * size_of(call.sum.dtype) + kWorkspaceAlignment;
+    plan.sum_at = round_up(plan.workspace, kWorkspaceAlignment);
+    plan.workspace = plan.sum_at + call.elements() * size_of(call.sum.dtype) + kWorkspaceAlignment;
   }
   return plan;
 }
@@ -217,8 +226,8 @@ const char* why_quantized_last(const Call& call, const DeviceProperties& propert
       return "rows of x or residual are not aligned";
   }
   const auto x_size = static_cast<int>(size_of(call.normalized()));
-  const int policy = forward_policies_of(x_size, 1).find(
-      forward_policy_of(alone.tile, x_size, 1, true, alone.terms, bool{call.residual}));
+  const int policy = forward_policies_of(x_size, 1).find(forward_policy_of(
+      alone.tile, x_size, 1, true, alone.terms, bool{call.residual}, alone.modulated));
   if (policy < 0) return "no kernel that quantizes is compiled for this split";
   plan = alone;
   plan.policy = policy;
@@ -250,26 +259,95 @@ void plan_backward(const Call& call, const DeviceProperties& properties, Plan& p
         backward_tile(call.width, x_size, dy_size, plan.aligned, properties, plan.residual),
         call.width, x_size, plan.terms, properties, specialization_of(call, plan), plan.residual);
   }
+  const auto blocks_of_sample = [&](const Tile& tile) {
+    const int64_t own = call.samples == 0 ? 0 : call.sample_statistics();
+    if (tile.multi_pass()) return std::min<int64_t>(kMaxChunks, ceil_div(own, kSampleChunkRows));
+    return std::min(persistent_groups(own, tile, properties),
+                    sample_blocks(own, call.width, x_size));
+  };
+  if (plan.modulated && !plan.tile.multi_pass() &&
+      blocks_of_sample(plan.tile) * plan.tile.cluster >
+          kMostBlocks / std::max<int64_t>(call.samples, 1))
+    plan.tile = multi_pass_tile(call.width);
   choose_policy(
       call, backward_policies_of(x_size, dy_size),
       [&](const Tile& tile) {
-        return backward_policy_of(tile, x_size, dy_size, plan.aligned, plan.terms, plan.residual);
+        return backward_policy_of(tile, x_size, dy_size, plan.aligned, plan.terms, plan.residual,
+                                  plan.modulated);
       },
       plan);
+  if (plan.modulated) plan.sample_blocks = blocks_of_sample(plan.tile);
   if (plan.tile.multi_pass()) {
     plan.groups = std::min(rows, kMostBlocks);
-    plan.partials = column_chunks(rows, call.width, properties);
+    plan.partials = plan.modulated ? call.samples * plan.sample_blocks
+                                   : column_chunks(rows, call.width, properties);
   } else {
-    plan.groups = persistent_groups(rows, plan.tile, properties);
+    plan.groups = plan.modulated ? call.samples * plan.sample_blocks
+                                 : persistent_groups(rows, plan.tile, properties);
     plan.partials = plan.groups;
     plan.shared =
         backward_shared(call.width, x_size, dy_size, plan.aligned, plan.tile, plan.residual);
   }
   const int64_t bytes =
       round_up(plan.partials * call.width * size_of(call.compute), kWorkspaceAlignment);
-  plan.dbias_at = call.dweight ? bytes : 0;
-  plan.workspace = plan.dbias_at + (call.dbias ? bytes : 0);
+  plan.dbias_at = plan.products ? bytes : 0;
+  plan.workspace = plan.dbias_at + (plan.gradients ? bytes : 0);
   if (plan.workspace > 0) plan.workspace += kWorkspaceAlignment;
+}
+
+// How rows are normalized, in a plan that says which sums are wanted, and whether all parameters are aligned beyond what the
+// call says. call: with the weight and bias of samples, where it has any.
+Plan plan_norm(const Call& call, const DeviceProperties& properties, Plan plan) {
+  plan.residual = call.dsum || dx_outputs(call).second;
+  plan.terms = {.activation = call.activation != EK_ACTIVATION_NONE,
+                .casting = call.casting == EK_CASTING_LLAMA,
+                .weight_offset = call.weight_offset != 0};
+  plan.aligned = plan.aligned && is_aligned(call);
+  plan.runtime_dtype = why_runtime_dtype(call);
+  call.pass == Pass::kForward ? plan_forward(call, properties, plan)
+                              : plan_backward(call, properties, plan);
+  return plan;
+}
+
+// The plan of the norm with the samples' weight and bias, and where these are. They are made before if they are to be
+// combined, or if no fast kernel reads them as they are.
+Plan plan_with_samples(const Call& call, const DeviceProperties& properties) {
+  const auto plan_of = [&](const NormOfSamples& samples) {
+    const auto aligned = [&](const Vector& vector, int64_t stride) {
+      return call.samples <= 1 || stride * size_of(vector.dtype) % 16 == 0;
+    };
+    Plan plan;
+    plan.aligned = aligned(samples.norm.weight, samples.weight_stride) &&
+                   aligned(samples.norm.bias, samples.bias_stride);
+    plan.modulated = true;
+    plan.products = call.sums_products();
+    plan.gradients = call.sums_gradients();
+    return plan_norm(samples.norm, properties, plan);
+  };
+  const auto is_slow = [](const Plan& plan) { return plan.runtime_dtype || plan.fallback; };
+  const bool as_given = has_sample_parameters(call);
+  Plan plan;
+  if (as_given) plan = plan_of(norm_of_samples(call));
+  if (!as_given || is_slow(plan)) {
+    char* const somewhere = reinterpret_cast<char*>(kWorkspaceAlignment);
+    Plan made = plan_of(norm_of_samples(call, somewhere, reads_bias(call) ? somewhere : nullptr));
+    if (!as_given || !is_slow(made)) {
+      made.parameters_made = as_given ? plan.runtime_dtype ? plan.runtime_dtype : plan.fallback
+                                      : "there is a weight or a bias beside them";
+      plan = made;
+    }
+  }
+  const auto reserve = [&](bool wanted) {
+    const int64_t at = round_up(plan.workspace, kWorkspaceAlignment);
+    if (wanted) plan.workspace = at + call.samples * call.width * size_of(call.compute);
+    return at;
+  };
+  plan.weights_at = reserve(plan.parameters_made != nullptr);
+  plan.biases_at = reserve(plan.parameters_made != nullptr && reads_bias(call));
+  plan.dweight_shares_at = reserve(bool{call.dweight});
+  plan.dbias_shares_at = reserve(bool{call.dbias});
+  if (plan.workspace > 0) plan.workspace += kWorkspaceAlignment;
+  return plan;
 }
 
 // The same for group norm, whose kernels have one type for all big tensors.
@@ -345,16 +423,12 @@ void plan_group_workspace(const Call& call, const DeviceProperties& properties, 
 Plan make_plan(const Call& call, const DeviceProperties& properties) {
   if (call.quantizes()) return plan_with_quantization(call, properties);
   if (call.residual) return plan_with_residual(call, properties);
+  if (call.modulates()) return plan_with_samples(call, properties);
   Plan plan;
-  plan.residual = call.dsum || dx_outputs(call).second;
-  plan.terms = {.activation = call.activation != EK_ACTIVATION_NONE,
-                .casting = call.casting == EK_CASTING_LLAMA,
-                .weight_offset = call.weight_offset != 0};
-  plan.aligned = is_aligned(call);
-  plan.runtime_dtype = why_runtime_dtype(call);
-  call.pass == Pass::kForward ? plan_forward(call, properties, plan)
-                              : plan_backward(call, properties, plan);
-  return plan;
+  plan.aligned = true;
+  plan.products = bool{call.dweight};
+  plan.gradients = bool{call.dbias};
+  return plan_norm(call, properties, plan);
 }
 
 GroupPlan make_group_plan(const Call& call, const DeviceProperties& properties) {

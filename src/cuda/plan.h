@@ -20,6 +20,10 @@ struct Plan {
   bool aligned = false;   // loads and stores of 16 bytes
   EpilogueTerms terms;    // that the call has
   bool residual = false;  // the kernel adds it; backward: adds dsum, or stores dx twice
+  // Rows have the weight and bias of their sample. Why these are made by a kernel before, in the workspace; or nullptr:
+  // they are the scale and the shift, or what all samples share.
+  bool modulated = false;
+  const char* parameters_made = nullptr;
   // Forward: why the residual is added by a kernel of its own, whose sum is normalized by a second one; or
   // nullptr. The sum is in the workspace if it is not wanted.
   const char* added_first = nullptr;
@@ -32,9 +36,15 @@ struct Plan {
   int64_t groups = 0;         // blocks of the main kernel, or clusters
   int64_t shared = 0;         // its dynamic shared memory in bytes
   int64_t prefetch_rows = 0;  // forward: from a block's rows to those it prefetches; 0: none
-  int64_t partials = 0;       // backward: rows of partial sums, for each of dweight and dbias
-  int64_t dbias_at = 0;       // where those of dbias begin in the workspace
-  int64_t y_at = 0;           // where y begins in the workspace, if it is quantized last
+  bool products = false, gradients = false;  // backward: which sums of columns are wanted
+  int64_t partials = 0;                      // backward: rows of partials for each of them
+  int64_t dweight_at = 0, dbias_at = 0;      // where they begin in the workspace
+  int64_t y_at = 0;    // where y begins in the workspace, if it is quantized last
+  int64_t sum_at = 0;  // where the sum does, if it is added first and not wanted
+  // Modulated: where weight and bias of the samples do, and their shares of dweight and dbias; and the blocks, clusters
+  // or chunks of a sample, each of which has a row of partials.
+  int64_t weights_at = 0, biases_at = 0, dweight_shares_at = 0, dbias_shares_at = 0;
+  int64_t sample_blocks = 0;
   int64_t workspace = 0;
 };
 

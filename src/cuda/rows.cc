@@ -46,20 +46,31 @@ void describe_rows(const Call& call, const Plan& plan, Note& note) {
     std::snprintf(residual, sizeof residual, ", with the residual%s",
                   call.pass == Pass::kForward ? "" : "'s gradient");
   }
+  char modulated[128] = "";
+  if (plan.modulated) {
+    std::snprintf(modulated, sizeof modulated, ", modulated by %lld sample%s%s%s",
+                  static_cast<long long>(call.samples), call.samples == 1 ? "" : "s",
+                  plan.parameters_made ? ", parameters made before: " : "",
+                  plan.parameters_made ? plan.parameters_made : "");
+  }
   char quantized[128] = "";
   if (call.quantizes()) {
     std::snprintf(quantized, sizeof quantized, ", y quantized to %s%s%s", name_of(call.y.dtype),
                   plan.quantized_last ? " behind, from f32: " : "",
                   plan.quantized_last ? plan.quantized_last : "");
   }
-  note.set("%s, %s, %s, blocks of %d threads%s%s%s, arithmetic in %s", split, held, loads,
-           tile.block_threads, later, residual, quantized, name_of(call.compute));
+  note.set("%s, %s, %s, blocks of %d threads%s%s%s%s, arithmetic in %s", split, held, loads,
+           tile.block_threads, later, modulated, residual, quantized, name_of(call.compute));
 }
 
 namespace {
 
 const KernelSet& kernels_for(const Call& call, const Plan& plan) {
-  if (plan.runtime_dtype) return call.compute == Dtype::kF64 ? kRuntimeDtypeF64 : kRuntimeDtypeF32;
+  if (plan.runtime_dtype) {
+    const bool wide = call.compute == Dtype::kF64;
+    if (plan.modulated) return wide ? kModulatedRuntimeDtypeF64 : kModulatedRuntimeDtypeF32;
+    return wide ? kRuntimeDtypeF64 : kRuntimeDtypeF32;
+  }
   if (plan.quantizes) return call.normalized() == Dtype::kF16 ? kF16EightBits : kBF16EightBits;
   const Dtype y = call.pass == Pass::kForward ? call.y.dtype : call.dy.dtype;
   switch (call.normalized()) {
@@ -73,7 +84,8 @@ const KernelSet& kernels_for(const Call& call, const Plan& plan) {
 }
 
 RowStride stride_of(const Call& call, const Plan& plan) {
-  const int64_t step = plan.groups * plan.tile.row_groups();
+  const int64_t blocks = plan.modulated ? plan.sample_blocks : plan.groups;
+  const int64_t step = blocks * plan.tile.row_groups();
   const bool even = is_even(call, call.x) && is_even(call, call.dy) && is_even(call, call.dx) &&
                     is_even(call, call.dsum) && is_even(call, call.dresidual);
   return {step, even ? 0 : call.inner, even ? 0 : step % call.inner};
@@ -90,6 +102,74 @@ RowStep step_of(const RowStride& stride, const Tensor& tensor) {
 
 int part_of(const Call& call, const Tile& tile) {
   return tile.multi_pass() ? 0 : static_cast<int>(part_cols(call.width, tile));
+}
+
+DeviceVector device_vector(const Vector& vector) { return {vector.data, vector.dtype}; }
+DeviceSamples device_samples(const Tensor& tensor) {
+  return {tensor.data, tensor.dtype, tensor.row_stride};
+}
+
+// The grid of kernels with a thread for each column, and samples that their blocks share.
+Launch over_samples(const Call& call, Kernel& kernel) {
+  return {.kernel = kernel,
+          .blocks = ceil_div(call.width, kColumnThreads),
+          .rows = static_cast<int>(std::min(call.samples, kMostGridRows)),
+          .threads = kColumnThreads};
+}
+
+// The norm of the samples, whose weight and bias are made first if the plan says so.
+ek_status prepare_samples(const Call& call, const Plan& plan, NormOfSamples& samples) {
+  if (!plan.parameters_made) {
+    samples = norm_of_samples(call);
+    return EK_OK;
+  }
+  char* const workspace = aligned_workspace(call);
+  SampleParametersArguments arguments{
+      .weight = device_vector(call.weight),
+      .bias = device_vector(call.bias),
+      .weight_offset = call.weight_offset,
+      .scale = device_samples(call.scale),
+      .shift = device_samples(call.shift),
+      .weights = workspace + plan.weights_at,
+      .biases = reads_bias(call) ? workspace + plan.biases_at : nullptr,
+      .samples = call.samples,
+      .cols = call.width};
+  samples = norm_of_samples(call, arguments.weights, arguments.biases);
+  if (call.statistics() == 0) return EK_OK;
+  return launch(call, over_samples(call, sample_parameters_kernel(call.compute)), &arguments);
+}
+
+Samples samples_of(const Call& call, const Plan& plan, const NormOfSamples& samples) {
+  return {.count = call.samples,
+          .rows = call.samples == 0 ? 0 : call.sample_statistics(),
+          .weight_bytes = samples.weight_stride * size_of(samples.norm.weight.dtype),
+          .bias_bytes = samples.bias_stride * size_of(samples.norm.bias.dtype),
+          .blocks = plan.sample_blocks};
+}
+
+ek_status reduce_samples(const Call& call, const Plan& plan, Kernel& reduce, const char* products,
+                         const char* gradients) {
+  char* const workspace = aligned_workspace(call);
+  ReduceSamplesArguments arguments{
+      .products = products,
+      .gradients = gradients,
+      .weight = device_vector(call.weight),
+      .bias = device_vector(call.bias),
+      .weight_offset = call.weight_offset,
+      .scale = device_samples(call.scale),
+      .dscale = device_samples(call.dscale),
+      .dshift = device_samples(call.dshift),
+      .dweight_shares = call.dweight ? workspace + plan.dweight_shares_at : nullptr,
+      .dbias_shares = call.dbias ? workspace + plan.dbias_shares_at : nullptr,
+      .samples = call.samples,
+      .cols = call.width,
+      .count = plan.sample_blocks};
+  ek_status status = EK_OK;
+  if (call.samples > 0)
+    status = launch(call, over_samples(call, reduce_samples_kernel(call.compute)), &arguments);
+  if (status != EK_OK || (!call.dweight && !call.dbias)) return status;
+  return launch_reduce_partials(call, reduce, arguments.dweight_shares, arguments.dbias_shares,
+                                call.samples);
 }
 
 ek_status add_residual(const Call& call, const Tensor& sum) {
@@ -131,21 +211,7 @@ ek_status quantize(const Call& call, const Call& from) {
                 &arguments);
 }
 
-ek_status forward(const Call& call, const Plan& plan) {
-  if (plan.quantized_last) {
-    const Call norm = norm_in_f32(call, aligned_workspace(call) + plan.y_at);
-    Plan rest = plan;
-    rest.quantized_last = nullptr;
-    const ek_status status = forward(norm, rest);
-    return status == EK_OK ? quantize(call, norm) : status;
-  }
-  if (plan.added_first) {
-    const Call norm = norm_of_sum(call, aligned_workspace(call));
-    const ek_status status = add_residual(call, norm.x);
-    Plan rest = plan;
-    rest.added_first = nullptr;
-    return status == EK_OK ? forward(norm, rest) : status;
-  }
+ek_status launch_forward(const Call& call, const Plan& plan, const Samples& samples) {
   ForwardArguments arguments{
       .x = device_tensor(call, call.x),
       .y = device_tensor(call, call.y),
@@ -161,7 +227,8 @@ ek_status forward(const Call& call, const Plan& plan) {
       .sum = device_tensor(call, call.sum),
       .residual_prefetch_bytes =
           plan.prefetch_rows * call.residual.row_stride * size_of(call.residual.dtype),
-      .quantization = quantization_of(call)};
+      .quantization = quantization_of(call),
+      .samples = samples};
   if (arguments.rows == 0) return EK_OK;
   Kernel& kernel = kernels_for(call, plan).forward(plan.policy);
   return launch(call,
@@ -173,42 +240,66 @@ ek_status forward(const Call& call, const Plan& plan) {
                 &arguments);
 }
 
-ek_status backward(const Call& call, const Plan& plan) {
+ek_status forward(const Call& call, const Plan& plan) {
+  if (plan.quantized_last) {
+    const Call norm = norm_in_f32(call, aligned_workspace(call) + plan.y_at);
+    Plan rest = plan;
+    rest.quantized_last = nullptr;
+    const ek_status status = forward(norm, rest);
+    return status == EK_OK ? quantize(call, norm) : status;
+  }
+  if (plan.added_first) {
+    const Call norm = norm_of_sum(call, aligned_workspace(call) + plan.sum_at);
+    const ek_status status = add_residual(call, norm.x);
+    Plan rest = plan;
+    rest.added_first = nullptr;
+    return status == EK_OK ? forward(norm, rest) : status;
+  }
+  if (!plan.modulated) return launch_forward(call, plan, {});
+  NormOfSamples samples;
+  const ek_status status = prepare_samples(call, plan, samples);
+  return status == EK_OK ? launch_forward(samples.norm, plan, samples_of(call, plan, samples))
+                         : status;
+}
+
+ek_status launch_backward(const Call& call, const Plan& plan, const Samples& samples) {
   const KernelSet& kernels = kernels_for(call, plan);
   const Tile& tile = plan.tile;
   const RowStride stride = stride_of(call, plan);
   char* const workspace = aligned_workspace(call);
   const DxOutputs dx = dx_outputs(call);
-  BackwardArguments arguments{.x = device_tensor(call, call.x),
-                              .dy = device_tensor(call, call.dy),
-                              .dx = device_tensor(call, dx.first),
-                              .formula = formula_of(call, call.width),
-                              .mean = call.centers() ? call.mean : nullptr,
-                              .rstd = call.rstd,
-                              .stats = call.stats,
-                              .rows = call.statistics(),
-                              .cols = call.width,
-                              .dweight_partials = call.dweight ? workspace : nullptr,
-                              .dbias_partials = call.dbias ? workspace + plan.dbias_at : nullptr,
-                              .threads_per_row = tile.threads_per_row,
-                              .stages = tile.stages,
-                              .part_cols = part_of(call, tile),
-                              .stride = stride,
-                              .x_step = step_of(stride, call.x),
-                              .dy_step = step_of(stride, call.dy),
-                              .dx_step = step_of(stride, dx.first),
-                              .dsum = device_tensor(call, call.dsum),
-                              .second_dx = device_tensor(call, dx.second),
-                              .dsum_step = step_of(stride, call.dsum),
-                              .second_dx_step = step_of(stride, dx.second)};
-  const bool parameters = call.dweight || call.dbias;
+  BackwardArguments arguments{
+      .x = device_tensor(call, call.x),
+      .dy = device_tensor(call, call.dy),
+      .dx = device_tensor(call, dx.first),
+      .formula = formula_of(call, call.width),
+      .mean = call.centers() ? call.mean : nullptr,
+      .rstd = call.rstd,
+      .stats = call.stats,
+      .rows = call.statistics(),
+      .cols = call.width,
+      .dweight_partials = plan.products ? workspace : nullptr,
+      .dbias_partials = plan.gradients ? workspace + plan.dbias_at : nullptr,
+      .threads_per_row = tile.threads_per_row,
+      .stages = tile.stages,
+      .part_cols = part_of(call, tile),
+      .stride = stride,
+      .x_step = step_of(stride, call.x),
+      .dy_step = step_of(stride, call.dy),
+      .dx_step = step_of(stride, dx.first),
+      .dsum = device_tensor(call, call.dsum),
+      .second_dx = device_tensor(call, dx.second),
+      .dsum_step = step_of(stride, call.dsum),
+      .second_dx_step = step_of(stride, dx.second),
+      .samples = samples};
+  const bool parameters = plan.products || plan.gradients;
   ek_status status = EK_OK;
   // Before dx, which may overwrite dy or x.
   if (arguments.rows > 0 && parameters && tile.multi_pass()) {
     status = launch(call,
                     {.kernel = kernels.column_sums(),
                      .blocks = ceil_div(call.width, kColumnThreads),
-                     .rows = static_cast<int>(plan.partials),
+                     .rows = static_cast<int>(std::min(plan.partials, kMostGridRows)),
                      .threads = kColumnThreads},
                     &arguments);
   }
@@ -221,9 +312,26 @@ ek_status backward(const Call& call, const Plan& plan) {
                      .shared = plan.shared},
                     &arguments);
   }
-  if (status != EK_OK || !parameters) return status;
-  return launch_reduce_partials(call, kernels.reduce_partials(), arguments.dweight_partials,
-                                arguments.dbias_partials, plan.partials);
+  return status;
+}
+
+ek_status backward(const Call& call, const Plan& plan) {
+  ek_status status = EK_OK;
+  if (plan.modulated) {
+    NormOfSamples samples;
+    status = prepare_samples(call, plan, samples);
+    if (status == EK_OK)
+      status = launch_backward(samples.norm, plan, samples_of(call, plan, samples));
+  } else {
+    status = launch_backward(call, plan, {});
+  }
+  if (status != EK_OK || !(plan.products || plan.gradients)) return status;
+  Kernel& reduce = kernels_for(call, plan).reduce_partials();
+  char* const workspace = aligned_workspace(call);
+  const char* const products = plan.products ? workspace : nullptr;
+  const char* const gradients = plan.gradients ? workspace + plan.dbias_at : nullptr;
+  return plan.modulated ? reduce_samples(call, plan, reduce, products, gradients)
+                        : launch_reduce_partials(call, reduce, products, gradients, plan.partials);
 }
 
 }  // namespace

@@ -43,6 +43,24 @@ __device__ inline void parameters_at(const DeviceVector& vector, int64_t column,
   }
 }
 
+// The formula with the weight and bias of a sample.
+__device__ inline Formula formula_of_sample(const Formula& formula, const Samples& samples,
+                                            int64_t sample) {
+  Formula own = formula;
+  if (own.weight.data != nullptr) own.weight.data += sample * samples.weight_bytes;
+  if (own.bias.data != nullptr) own.bias.data += sample * samples.bias_bytes;
+  return own;
+}
+// The formula of a row: that of its sample if kModulated, otherwise a reference to the one of all rows.
+template <bool kModulated, typename Arguments>
+__device__ inline decltype(auto) formula_of(const Arguments& a, int64_t row) {
+  if constexpr (kModulated) {
+    return formula_of_sample(a.formula, a.samples, row / a.samples.rows);
+  } else {
+    return (a.formula);
+  }
+}
+
 // One block prefetches weight and bias into L2, before its kernel has to wait for the one before it.
 __device__ inline void prefetch_parameters(const Formula& formula, int64_t cols) {
   if (blockIdx.x != 0) return;

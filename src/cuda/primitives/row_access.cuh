@@ -41,35 +41,43 @@ struct RowIterator {
   }
 };
 
-// Which rows and columns a row group works on in a grid of persistent blocks: row, row + stride.step, ...
-template <int kGroupsOfWarp>
+// Which rows and columns a row group works on in a grid of persistent blocks: row, row + stride.step, ... Of samples
+// with sums of their own (kSamples), each has as many blocks, one sample's behind the other's.
+template <int kGroupsOfWarp, bool kSamples = false>
 struct RowPartition {
   int block;   // or cluster
   int groups;  // row groups of a block
   int64_t row;
-  int steps;        // rows of this row group
-  int warp_steps;   // the most of the warp's row groups
-  int block_steps;  // the most of the block's row groups
-  int64_t part;     // the block's first column
-  int cols;         // and how many it has
+  int steps;           // rows of this row group
+  int warp_steps;      // the most of the warp's row groups
+  int block_steps;     // the most of the block's row groups
+  int64_t part;        // the block's first column
+  int cols;            // and how many it has
+  int64_t before = 0;  // rows of other samples
 
   template <typename Group>
   __device__ RowPartition(const Group& group, const RowStride& stride, int64_t rows,
-                          int64_t all_cols, int part_cols)
+                          const Samples& samples, int64_t all_cols, int part_cols)
       : block(static_cast<int>(blockIdx.x) / group.cluster()),
         groups(static_cast<int>(blockDim.x) / group.size()),
         part(static_cast<int64_t>(group.block()) * part_cols),
         cols(static_cast<int>(min(static_cast<int64_t>(part_cols), all_cols - part))) {
     // Neighbouring rows in a warp; otherwise one row for each block, then the second row groups.
-    const int64_t blocks = gridDim.x / group.cluster();
-    row = kGroupsOfWarp > 1 ? static_cast<int64_t>(block) * groups + group.index()
-                            : group.index() * blocks + block;
+    int64_t blocks = gridDim.x / group.cluster(), own_block = block;
+    if constexpr (kSamples) {
+      blocks = samples.blocks;
+      own_block = block % blocks;
+      before = block / blocks * samples.rows;
+      rows = before + samples.rows;
+    }
+    row = before + (kGroupsOfWarp > 1 ? own_block * groups + group.index()
+                                      : group.index() * blocks + own_block);
     const auto steps_from = [&](int64_t first) {
       return first < rows ? static_cast<int>((rows - first + stride.step - 1) / stride.step) : 0;
     };
     steps = steps_from(row);
     warp_steps = kGroupsOfWarp > 1 ? steps_from(row - group.index() % kGroupsOfWarp) : steps;
-    block_steps = steps_from(block);
+    block_steps = steps_from(before + own_block);
   }
 };
 

@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(kBackwardPolicy<X, D, kIndex>.block_threads(),
   EVENKEEL_DYNAMIC_SHARED(uint4, shared, 128);
   char* const scratch = reinterpret_cast<char*>(shared);
   char* const rings = scratch + exchange_bytes(kPipelined);
-  const Formula& formula = a.formula;
   RowGroup<kPolicy.group()> group(scratch, a.threads_per_row);
   group.open();
-  using Rows = RowPartition<kPolicy.groups_per_warp()>;
-  const Rows rows(group, a.stride, a.rows, a.cols, a.part_cols);
+  using Rows = RowPartition<kPolicy.groups_per_warp(), kPolicy.modulated>;
+  const Rows rows(group, a.stride, a.rows, a.samples, a.cols, a.part_cols);
+  decltype(auto) formula = formula_of<kPolicy.modulated>(a, rows.before);
   using Own = Columns<kPolicy>;
   const int first = Own::first(group.thread()), step = Own::step(group.size());
   const float inv_n = formula.inv_n;

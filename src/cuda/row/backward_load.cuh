@@ -186,7 +186,7 @@ struct BackwardTile {
       InDy::unpack(dy_raw[kInRegisters ? v : 0], dy);
       weights.get(v, w);
       const int64_t at = rows.part + min(first + v * step, rows.cols - W);
-      body(Element::template of<kPolicy.terms>(a, at, x, dy, w, row.mean, row.rstd), v);
+      body(Element::template of<kPolicy.terms>(a, a.formula, at, x, dy, w, row.mean, row.rstd), v);
     }
   }
 };

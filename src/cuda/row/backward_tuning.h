@@ -14,11 +14,20 @@ constexpr bool backward_block_first(int elements, int cluster) {
 
 // The policy of a tile.
 constexpr BackwardPolicy backward_policy_of(const Tile& tile, int x_size, int dy_size, bool aligned,
-                                            const EpilogueTerms& terms, bool residual = false) {
+                                            const EpilogueTerms& terms, bool residual = false,
+                                            bool modulated = false) {
   const BackwardSplit split{
       tile.scope, tile.scope == Scope::kWarp ? tile.threads_per_row : kWarp, tile.elements,
       tile.scope == Scope::kCluster && backward_block_first(tile.elements, tile.cluster)};
-  return backward_policy(split, x_size, dy_size, aligned, terms, tile.specialization, residual);
+  return backward_policy(split, x_size, dy_size, aligned, terms, tile.specialization, residual,
+                         modulated);
+}
+
+// Persistent blocks of a sample with sums of its own: one for so many bytes of x at most, so that the blocks of many
+// samples have something to do, and a few samples occupy a GPU. Other samples have no part in it.
+inline constexpr int64_t kSampleBlockBytes = 128 << 10;
+constexpr int64_t sample_blocks(int64_t rows, int64_t cols, int64_t x_size) {
+  return std::max<int64_t>(1, rows * cols * x_size / kSampleBlockBytes);
 }
 
 // Dynamic shared memory of a block: the exchange, the rings, and the weights that registers do not hold. In

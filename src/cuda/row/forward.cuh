@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kForwardPolicy<X, Y, kIndex>.block_threads(),
   if constexpr (!kAligned) group.sync();  // all have read x
   if constexpr (kPolicy.full() && kPolicy.scope == Scope::kWarp) __syncthreads();
   const float shift = moments.shift * moments.rstd[0];
-  const RowOutput<X, Y, kPolicy> output{a, at, tile, moments, early, to, shift};
+  decltype(auto) formula = formula_of<kPolicy.modulated>(a, at.row);
+  const RowOutput<X, Y, kPolicy> output{a, formula, at, tile, moments, early, to, shift};
   if constexpr (kPolicy.quantizes()) {
     output.quantize(group);
   } else {

@@ -16,14 +16,16 @@ inline constexpr int kForwardLargeBlock = 384;
 
 // The policy of a tile.
 constexpr ForwardPolicy forward_policy_of(const Tile& tile, int x_size, int y_size, bool aligned,
-                                          const EpilogueTerms& terms, bool residual = false) {
+                                          const EpilogueTerms& terms, bool residual = false,
+                                          bool modulated = false) {
   const bool general = tile.specialization == Specialization::kNone;
   const bool wide = general ? x_size == 4 && aligned && tile.threads_per_row > kForwardLargeBlock
                             : tile.threads_per_row > kForwardSmallBlock;
   const ForwardSplit split{tile.scope, tile.scope == Scope::kWarp ? tile.threads_per_row : kWarp,
                            tile.elements, tile.rows,
                            wide && tile.scope == Scope::kBlock && !tile.multi_pass()};
-  return forward_policy(split, x_size, y_size, aligned, terms, tile.specialization, residual);
+  return forward_policy(split, x_size, y_size, aligned, terms, tile.specialization, residual,
+                        modulated);
 }
 
 // A block also prefetches rows into L2, for a later one: so many bytes further on (half as much and half

@@ -14,8 +14,9 @@ struct Gradient {
   C g[W];           // dz * weight
 
   template <EpilogueTerms kTerms>
-  static __device__ Gradient of(const BackwardArguments& a, int64_t column, const C (&x)[W],
-                                const C (&dy)[W], const C (&weight)[W], C mean, C rstd) {
+  static __device__ Gradient of(const BackwardArguments& a, const Formula& formula, int64_t column,
+                                const C (&x)[W], const C (&dy)[W], const C (&weight)[W], C mean,
+                                C rstd) {
     Gradient e;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
@@ -28,7 +29,7 @@ struct Gradient {
     if constexpr (kTerms.activation) {
       if (a.formula.activation != EK_ACTIVATION_NONE) {
         C bias[W];
-        parameters_at<X>(a.formula.bias, column, C{0}, bias);
+        parameters_at<X>(formula.bias, column, C{0}, bias);
         with_activation(a.formula, [&](auto activation) {
 #pragma unroll
           for (int k = 0; k < W; ++k)

@@ -9,6 +9,7 @@
 #include "cuda/row/forward.cuh"
 #include "cuda/row/multi_pass.cuh"
 #include "cuda/row/policies.h"
+#include "cuda/row/samples.cuh"
 #include "cuda/runtime/instance.cuh"
 
 namespace evenkeel::cuda {
@@ -71,16 +72,18 @@ struct RowInstances {
 };
 
 // Dtypes looked up at run time; arithmetic in C.
-template <typename C>
+template <typename C, bool kModulated = false>
 struct RuntimeDtypeInstances {
   using Any = RuntimeDtype;
   static Kernel& find_forward(int) {
-    return kernel<rows_forward_multi_pass<Any, Any, C, 1>>("rows_forward_multi_pass");
+    return kernel<rows_forward_multi_pass<Any, Any, C, 1, kModulated>>("rows_forward_multi_pass");
   }
   static Kernel& find_backward(int) {
-    return kernel<rows_backward_multi_pass<Any, Any, C, 1>>("rows_backward_multi_pass");
+    return kernel<rows_backward_multi_pass<Any, Any, C, 1, kModulated>>("rows_backward_multi_pass");
   }
-  static Kernel& find_column_sums() { return kernel<column_sums<Any, Any, C>>("column_sums"); }
+  static Kernel& find_column_sums() {
+    return kernel<column_sums<Any, Any, C, kModulated>>("column_sums");
+  }
   static Kernel& find_reduce_partials() { return kernel<reduce_partials<C>>("reduce_partials"); }
 
   static constexpr KernelSet kSet = {find_forward, find_backward, find_column_sums,

@@ -38,7 +38,7 @@ __device__ inline void each_row(int64_t rows, const Body& body) {
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) body(row, group);
 }
 
-template <typename X, typename Y, typename C, int W>
+template <typename X, typename Y, typename C, int W, bool kModulated>
 __device__ inline void forward_row(const ForwardArguments& a, int64_t row, MultiPassGroup& group) {
   using In = Access<X, W, C>;
   const int64_t x_offset = a.x.offset(row), y_offset = a.y.offset(row);
@@ -72,23 +72,25 @@ __device__ inline void forward_row(const ForwardArguments& a, int64_t row, Multi
     if (a.mean != nullptr) store_runtime(a.mean, a.stats, row, mean + rest);
     if (a.rstd != nullptr) store_runtime(a.rstd, a.stats, row, rstd);
   }
+  decltype(auto) formula = formula_of<kModulated>(a, row);
   each([&](const C(&x)[W], int64_t column) {
     C weight[W], bias[W], y[W];
-    weights_at<X>(a.formula, column, weight);
-    parameters_at<X>(a.formula.bias, column, C{0}, bias);
+    weights_at<X>(formula, column, weight);
+    parameters_at<X>(formula.bias, column, C{0}, bias);
     evaluate_epilogue<X, kAllTerms>(a, x, rstd, -rest * rstd, weight, bias, y);
     Access<Y, W, C>::store(a.y, y_offset + column, y);
   });
 }
 
-template <typename X, typename Y, typename C, int W>
+template <typename X, typename Y, typename C, int W, bool kModulated = false>
 __global__ void __launch_bounds__(kMaxThreads)
     rows_forward_multi_pass(const __grid_constant__ ForwardArguments a) {
-  each_row(a.rows,
-           [&](int64_t row, MultiPassGroup& group) { forward_row<X, Y, C, W>(a, row, group); });
+  each_row(a.rows, [&](int64_t row, MultiPassGroup& group) {
+    forward_row<X, Y, C, W, kModulated>(a, row, group);
+  });
 }
 
-template <typename X, typename D, typename C, int W>
+template <typename X, typename D, typename C, int W, bool kModulated>
 __device__ inline void backward_row(const BackwardArguments& a, int64_t row,
                                     MultiPassGroup& group) {
   using In = Access<X, W, C>;
@@ -96,13 +98,15 @@ __device__ inline void backward_row(const BackwardArguments& a, int64_t row,
   const int64_t x_offset = a.x.offset(row), dy_offset = a.dy.offset(row);
   const C rstd = statistic_if_any<X, C>(a.rstd, a.stats, row);
   const C mean = statistic_if_any<X, C>(a.mean, a.stats, row);
+  decltype(auto) formula = formula_of<kModulated>(a, row);
   const auto each = [&](auto body) {
     for (int64_t column = group.thread() * W; column < a.cols; column += group.size() * W) {
       C x[W], dy[W], weight[W];
       In::unpack(In::load(a.x, x_offset + column), x);
       InDy::unpack(InDy::load(a.dy, dy_offset + column), dy);
-      weights_at<X>(a.formula, column, weight);
-      body(Gradient<X, W, C>::template of<kAllTerms>(a, column, x, dy, weight, mean, rstd), column);
+      weights_at<X>(formula, column, weight);
+      body(Gradient<X, W, C>::template of<kAllTerms>(a, formula, column, x, dy, weight, mean, rstd),
+           column);
     }
   };
   C sums[2] = {};
@@ -133,11 +137,12 @@ __device__ inline void backward_row(const BackwardArguments& a, int64_t row,
   });
 }
 
-template <typename X, typename D, typename C, int W>
+template <typename X, typename D, typename C, int W, bool kModulated = false>
 __global__ void __launch_bounds__(kMaxThreads)
     rows_backward_multi_pass(const __grid_constant__ BackwardArguments a) {
-  each_row(a.rows,
-           [&](int64_t row, MultiPassGroup& group) { backward_row<X, D, C, W>(a, row, group); });
+  each_row(a.rows, [&](int64_t row, MultiPassGroup& group) {
+    backward_row<X, D, C, W, kModulated>(a, row, group);
+  });
 }
 
 // sum = x + residual, for norms that no kernel with a residual takes.
@@ -181,32 +186,48 @@ inline __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
-// A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias.
-template <typename X, typename D, typename C>
+// A thread for each column, blockIdx.y for each chunk of rows: partial sums of dweight and dbias. Of samples, each has
+// chunks of its own, of which blocks take several.
+template <typename X, typename D, typename C, bool kModulated = false>
 __global__ void __launch_bounds__(kColumnThreads)
     column_sums(const __grid_constant__ BackwardArguments a) {
   wait_for_previous_kernel();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x;
   if (column >= a.cols) return;
-  const int64_t rows = ceil_div(a.rows, gridDim.y), begin = blockIdx.y * rows;
-  C weight[1], dweight = 0, dbias = 0;
-  weights_at<X>(a.formula, column, weight);
+  const auto sum = [&](const Formula& formula, auto chunk, int64_t begin, int64_t rows) {
+    C weight[1], dweight = 0, dbias = 0;
+    weights_at<X>(formula, column, weight);
 #pragma unroll 4
-  for (int64_t row = begin; row < min(begin + rows, a.rows); ++row) {
-    using In = Access<X, 1, C>;
-    using InDy = Access<D, 1, C>;
-    C x[1], dy[1];
-    In::unpack(In::load(a.x, a.x.offset(row) + column), x);
-    InDy::unpack(InDy::load(a.dy, a.dy.offset(row) + column), dy);
-    const C rstd = statistic_if_any<X, C>(a.rstd, a.stats, row);
-    const C mean = statistic_if_any<X, C>(a.mean, a.stats, row);
-    const auto e = Gradient<X, 1, C>::template of<kAllTerms>(a, column, x, dy, weight, mean, rstd);
-    dweight += e.dz[0] * e.scaled[0];
-    dbias += e.dz[0];
+    for (int64_t row = begin; row < min(begin + rows, a.rows); ++row) {
+      using In = Access<X, 1, C>;
+      using InDy = Access<D, 1, C>;
+      C x[1], dy[1];
+      In::unpack(In::load(a.x, a.x.offset(row) + column), x);
+      InDy::unpack(InDy::load(a.dy, a.dy.offset(row) + column), dy);
+      const C rstd = statistic_if_any<X, C>(a.rstd, a.stats, row);
+      const C mean = statistic_if_any<X, C>(a.mean, a.stats, row);
+      const auto e =
+          Gradient<X, 1, C>::template of<kAllTerms>(a, formula, column, x, dy, weight, mean, rstd);
+      dweight += e.dz[0] * e.scaled[0];
+      dbias += e.dz[0];
+    }
+    const int64_t at = chunk * a.cols + column;
+    if (a.dweight_partials != nullptr) reinterpret_cast<C*>(a.dweight_partials)[at] = dweight;
+    if (a.dbias_partials != nullptr) reinterpret_cast<C*>(a.dbias_partials)[at] = dbias;
+  };
+  if constexpr (kModulated) {
+    const int64_t rows = ceil_div(a.samples.rows, a.samples.blocks);
+    for (int64_t chunk = blockIdx.y; chunk < a.samples.count * a.samples.blocks;
+         chunk += gridDim.y) {
+      const int64_t sample = chunk / a.samples.blocks, first = sample * a.samples.rows;
+      const int64_t before = chunk % a.samples.blocks * rows;
+      sum(formula_of_sample(a.formula, a.samples, sample), chunk, first + before,
+          min(rows, a.samples.rows - before));
+    }
+  } else {
+    const int64_t rows = ceil_div(a.rows, gridDim.y), begin = blockIdx.y * rows;
+    sum(a.formula, blockIdx.y, begin, rows);
   }
-  const int64_t at = blockIdx.y * a.cols + column;
-  if (a.dweight_partials != nullptr) reinterpret_cast<C*>(a.dweight_partials)[at] = dweight;
-  if (a.dbias_partials != nullptr) reinterpret_cast<C*>(a.dbias_partials)[at] = dbias;
 }
 
 }  // namespace evenkeel::cuda

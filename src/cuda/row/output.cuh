@@ -34,6 +34,7 @@ struct RowOutput {
   static constexpr int W = kPolicy.vector(), kVectors = kPolicy.vectors(), kRows = kPolicy.rows;
   static constexpr bool kAligned = kPolicy.aligned;
   const ForwardArguments& a;
+  const Formula& formula;  // of the row
   const ForwardPosition<kPolicy>& at;
   const ForwardTile<X, kPolicy>& tile;
   const Moments<kPolicy>& moments;
@@ -77,7 +78,7 @@ struct RowOutput {
   template <typename Take>
   __device__ void each(const Take& take) const {
     constexpr bool kKnown = !kPolicy.terms.weight_offset;
-    const DeviceVector &weight = a.formula.weight, &bias = a.formula.bias;
+    const DeviceVector &weight = formula.weight, &bias = formula.bias;
     const bool has_weight = weight.data != nullptr, has_bias = bias.data != nullptr;
     if constexpr (kPolicy.is_rms()) {
       each_of<X, kKnown, false>(has_weight, has_bias, take);
@@ -104,8 +105,8 @@ struct RowOutput {
     constexpr int kBatch =
         kPolicy.parameter_batch((kWeight && !kBias ? 1 : 2) * sizeof(typename Parameter::Raw));
     static_assert(kVectors % kBatch == 0);
-    const char* const weights = a.formula.weight.data + at.first * kSize;
-    const char* const biases = a.formula.bias.data + at.first * kSize;
+    const char* const weights = formula.weight.data + at.first * kSize;
+    const char* const biases = formula.bias.data + at.first * kSize;
     const auto load = [&](const char* vectors, int v) {
       const char* from = vectors + v * at.step * kSize;
       return kAligned ? Parameter::load(from) : Parameter::load_partial(from, at.valid(v));
@@ -128,7 +129,7 @@ struct RowOutput {
         Parameter::unpack(weight_raw[i], weight);
         Parameter::unpack(bias_raw[i], bias);
         if constexpr (!kWeight) {
-          const float offset = has_weight ? a.formula.weight_offset.narrow : 1.0f;
+          const float offset = has_weight ? formula.weight_offset.narrow : 1.0f;
 #pragma unroll
           for (int k = 0; k < W; ++k) weight[k] += offset;
         }

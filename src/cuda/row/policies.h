@@ -56,10 +56,12 @@ inline constexpr ForwardSplit kForwardHalfLayer[] = {
 inline constexpr ForwardSplit kForwardFloatSpecialized[] = {{Scope::kWarp, 4, 16},
                                                             {Scope::kBlock, kWarp, 16}};
 
+inline constexpr EpilogueTerms kOffsetOnly{.weight_offset = true};
+
 constexpr ForwardPolicy forward_policy(const ForwardSplit& split, int x_size, int y_size,
                                        bool aligned, const EpilogueTerms& terms,
                                        Specialization specialization = Specialization::kNone,
-                                       bool residual = false) {
+                                       bool residual = false, bool modulated = false) {
   return {.x_size = x_size,
           .y_size = y_size,
           .scope = split.scope,
@@ -70,22 +72,27 @@ constexpr ForwardPolicy forward_policy(const ForwardSplit& split, int x_size, in
           .aligned = aligned,
           .terms = terms,
           .specialization = specialization,
-          .residual = residual};
+          .residual = residual,
+          .modulated = modulated};
 }
 
 // Of x and y with such elements. A mix of sizes and unaligned rows have general kernels without further terms
 // only, unaligned rows of a mix where x is the larger one. The multi-pass kernels take every term.
 //
+// With a scale or a shift of each sample, aligned rows that are general, and have no further terms but an offset: that of a
+// scale, which is read as a weight. x is no smaller than y.
+//
 // With a residual, x_size is that of the sum. The same list, but for the multi-pass kernels, so that a sum is
 // normalized in the same order of operations, with the same bits, whether it was added before or in the kernel.
 constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
   PolicyList<ForwardPolicy> list;
-  bool residual = false;
+  bool residual = false, modulated = false;
   const auto add_all = [&](const auto& splits, bool aligned, const EpilogueTerms& terms,
                            Specialization specialization = Specialization::kNone) {
     for (const ForwardSplit& split : splits) {
       if (aligned || !split.wide_block)
-        list.add(forward_policy(split, x_size, y_size, aligned, terms, specialization, residual));
+        list.add(forward_policy(split, x_size, y_size, aligned, terms, specialization, residual,
+                                modulated));
     }
   };
   const auto add_general = [&](bool aligned, const EpilogueTerms& terms) {
@@ -110,6 +117,10 @@ constexpr PolicyList<ForwardPolicy> forward_policies(int x_size, int y_size) {
   if (x_size >= y_size) list.add(forward_policy(multi_pass, x_size, y_size, false, kAllTerms));
   residual = true;
   if (x_size >= y_size) add_resident();
+  if (x_size < y_size) return list;
+  residual = false;
+  modulated = true;
+  add_general(true, kOffsetOnly);
   return list;
 }
 
@@ -172,7 +183,7 @@ inline constexpr BackwardSplit kBackwardHalfSpecialized[] = {
 constexpr BackwardPolicy backward_policy(const BackwardSplit& split, int x_size, int dy_size,
                                          bool aligned, const EpilogueTerms& terms,
                                          Specialization specialization = Specialization::kNone,
-                                         bool residual = false) {
+                                         bool residual = false, bool modulated = false) {
   return {.x_size = x_size,
           .dy_size = dy_size,
           .scope = split.scope,
@@ -182,16 +193,15 @@ constexpr BackwardPolicy backward_policy(const BackwardSplit& split, int x_size,
           .aligned = aligned,
           .terms = terms,
           .specialization = specialization,
-          .residual = residual};
+          .residual = residual,
+          .modulated = modulated};
 }
 
-// The weight's offset is added when the weight is loaded, once for all rows of a block, so that every
-// backward kernel has it.
-inline constexpr EpilogueTerms kOffsetOnly{.weight_offset = true};
-
+// The weight's offset is added when the weight is loaded, once for all rows of a block, so that every kernel has it.
+// With a scale or a shift of each sample, the general kernels of aligned rows whose x is no smaller than dy.
 constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) {
   PolicyList<BackwardPolicy> list;
-  bool residual = false;
+  bool residual = false, modulated = false;
   const auto add_all = [&](const auto& splits, bool aligned, const EpilogueTerms& terms,
                            Specialization specialization = Specialization::kNone) {
     for (const BackwardSplit& split : splits) {
@@ -199,7 +209,8 @@ constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) 
       if (residual && x_size + dy_size == 8 && split.elements == kBackwardMostElements &&
           split.scope == Scope::kCluster)
         continue;
-      list.add(backward_policy(split, x_size, dy_size, aligned, terms, specialization, residual));
+      list.add(backward_policy(split, x_size, dy_size, aligned, terms, specialization, residual,
+                               modulated));
     }
   };
   const auto add_resident = [&] {
@@ -218,6 +229,10 @@ constexpr PolicyList<BackwardPolicy> backward_policies(int x_size, int dy_size) 
   if (x_size >= dy_size) list.add(backward_policy(multi_pass, x_size, dy_size, false, kAllTerms));
   residual = true;
   if (x_size >= dy_size) add_resident();
+  if (x_size < dy_size) return list;
+  residual = false;
+  modulated = true;
+  add_all(kBackwardGeneral, true, kOffsetOnly);
   return list;
 }
 

@@ -73,7 +73,8 @@ struct ForwardPolicy {
   bool aligned = false;     // every row begins at a multiple of 16 bytes and has a length to match
   EpilogueTerms terms;
   Specialization specialization = Specialization::kNone;
-  bool residual = false;  // the prologue adds one (prologue.cuh)
+  bool residual = false;   // the prologue adds one (prologue.cuh)
+  bool modulated = false;  // weight and bias are the row's sample's
 
   bool operator==(const ForwardPolicy&) const = default;
 
@@ -82,7 +83,8 @@ struct ForwardPolicy {
     return elements == wanted.elements && lanes == wanted.lanes && scope == wanted.scope &&
            specialization == wanted.specialization && aligned == wanted.aligned &&
            rows == wanted.rows && wide_block == wanted.wide_block && x_size == wanted.x_size &&
-           y_size == wanted.y_size && residual == wanted.residual && terms.cover(wanted.terms);
+           y_size == wanted.y_size && residual == wanted.residual &&
+           modulated == wanted.modulated && terms.cover(wanted.terms);
   }
 
   constexpr bool multi_pass() const { return elements == 0; }
@@ -191,7 +193,8 @@ struct BackwardPolicy {
   bool aligned = false;
   EpilogueTerms terms;
   Specialization specialization = Specialization::kNone;
-  bool residual = false;  // dsum, which has x's dtype, is added to dx, which may be stored twice
+  bool residual = false;   // dsum, which has x's dtype, is added to dx, which may be stored twice
+  bool modulated = false;  // weight and bias, and the sums of columns, are those of a sample
 
   bool operator==(const BackwardPolicy&) const = default;
 
@@ -199,7 +202,8 @@ struct BackwardPolicy {
     return elements == wanted.elements && lanes == wanted.lanes && scope == wanted.scope &&
            specialization == wanted.specialization && aligned == wanted.aligned &&
            block_first == wanted.block_first && x_size == wanted.x_size &&
-           dy_size == wanted.dy_size && residual == wanted.residual && terms.cover(wanted.terms);
+           dy_size == wanted.dy_size && residual == wanted.residual &&
+           modulated == wanted.modulated && terms.cover(wanted.terms);
   }
 
   constexpr bool multi_pass() const { return elements == 0; }

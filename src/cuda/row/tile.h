@@ -46,6 +46,9 @@ constexpr Tile multi_pass_tile(int64_t cols) {
       .scope = Scope::kBlock, .threads_per_row = threads, .elements = 0, .block_threads = threads};
 }
 
+// Of samples with sums of their own, so many rows are a chunk.
+inline constexpr int64_t kSampleChunkRows = 256;
+
 // Their backward pass finds dweight and dbias in a pass of its own over columns, in chunks of rows.
 inline constexpr int kColumnThreads = 256;
 inline constexpr int kMaxChunks = 128;

@@ -10,6 +10,7 @@ inline constexpr int kWarp = 32;  // lanes
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxCluster = 16;
 inline constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a grid
+inline constexpr int64_t kMostGridRows = (int64_t{1} << 16) - 1;
 
 struct DeviceProperties {
   int major = 0, minor = 0;  // compute capability

@@ -35,6 +35,11 @@ extern const KernelSet kF32F32, kF32F16, kF32BF16, kF16F32, kF16F16, kBF16F32, k
 extern const KernelSet kF16EightBits, kBF16EightBits;
 // Dtypes looked up at run time: one multi-pass kernel for each pass. Arithmetic in float32, or in float64.
 extern const KernelSet kRuntimeDtypeF32, kRuntimeDtypeF64;
+// The same where each sample has a weight and a bias of its own.
+extern const KernelSet kModulatedRuntimeDtypeF32, kModulatedRuntimeDtypeF64;
+// Before and after kernels that are modulated (row/samples.cuh), in float32 or in float64.
+Kernel& sample_parameters_kernel(Dtype arithmetic);
+Kernel& reduce_samples_kernel(Dtype arithmetic);
 // The addition of a residual alone, dtypes looked up at run time, in float32 or in float64.
 Kernel& add_residual_kernel(Dtype arithmetic);
 // The quantization of a float32 y alone.
