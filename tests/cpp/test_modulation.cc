@@ -202,6 +202,16 @@ TEST_P(Modulation, OfNoRowsHasGradientsOfZero) {
   EXPECT_EQ(problem.read(Vector::kDshift), std::vector<double>(21, 0));
 }
 
+TEST(ModulationInWords, IsExplained) {
+  Problem problem(parse_case("layer_norm rows=6 cols=8 samples=3 scale=f32 shift=f32"));
+  ek_execution execution = EK_EXECUTION_INIT;
+  char text[1024];
+  ASSERT_EQ(ek_explain_forward(&problem.problem(), &problem.forward_args(), &execution, nullptr,
+                               text, sizeof text),
+            EK_OK);
+  EXPECT_NE(std::string(text).find("modulated by 3 samples"), std::string::npos) << text;
+}
+
 constexpr char kModulated[] = "layer_norm rows=6 cols=8 samples=3 scale=f32 shift=f32";
 
 TEST(Errors, OfAScaleAndAShift) {
