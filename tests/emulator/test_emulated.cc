@@ -2,7 +2,9 @@
 // oracle, a residual bit by bit, and the emulator's own alarms.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/runtime/kernel.h"
@@ -58,6 +60,55 @@ layer_norm rows=9 cols=1000 x=bf16 residual=f32,bf16 sum=f64 activation=silu
     EXPECT_TRUE(fused.buffer(Tensor::kY) == norm.buffer(Tensor::kY));
     EXPECT_TRUE(fused.buffer(Vector::kMean) == norm.buffer(Vector::kMean));
     EXPECT_TRUE(fused.buffer(Vector::kRstd) == norm.buffer(Vector::kRstd));
+  }
+}
+
+// What a sample has by itself, bit by bit: parameters as they are given, made before, and the fallback.
+TEST(Emulated, ASampleDoesNotDependOnTheOthers) {
+  const std::vector<Case> cases = parse_cases(R"(
+layer_norm rows=150 cols=64,256,1152 samples=3 x=bf16 scale=bf16 shift=bf16 weight=none bias=none
+layer_norm rows=150 cols=256 samples=3 x=f32 scale=f32 shift=f32
+rms_norm rows=60 cols=4096 samples=2 x=bf16 scale=f32 shift=bf16 weight=bf16
+layer_norm rows=1200 cols=130 samples=3 x=f16 scale=f16 shift=f16 activation=silu
+)",
+                                              "samples");
+  for (const Case& c : cases) {
+    SCOPED_TRACE(to_string(c));
+    Problem all(c);
+    ASSERT_EQ(all.forward(kCuda), "");
+    ASSERT_EQ(all.save_statistics(kCuda), "");
+    ASSERT_EQ(all.backward(kCuda), "");
+    for (int64_t sample = 0; sample < c.samples; ++sample) {
+      Case own = c;
+      own.rows = c.rows / c.samples;
+      own.samples = 1;
+      Problem alone(own);
+      auto& inputs = const_cast<Inputs&>(*alone.inputs());
+      // Dense buffers: a sample's part is as long as its own buffer.
+      const auto part = [&](const Buffer& whole, const Buffer& of_sample) {
+        return whole.data() + static_cast<size_t>(sample) * of_sample.size();
+      };
+      const Inputs& from = *all.inputs();
+      for (const auto& [to, whole] : {std::pair{&inputs.x, &from.x},
+                                      {&inputs.dy, &from.dy},
+                                      {&inputs.scale, &from.scale},
+                                      {&inputs.shift, &from.shift}}) {
+        std::copy_n(part(*whole, *to), to->size(), to->data());
+      }
+      inputs.weight.copy_from(from.weight);
+      inputs.bias.copy_from(from.bias);
+      ASSERT_EQ(alone.forward(kCuda), "");
+      ASSERT_EQ(alone.save_statistics(kCuda), "");
+      ASSERT_EQ(alone.backward(kCuda), "");
+      const auto same = [&](const Buffer& of_sample, const Buffer& whole) {
+        return std::equal(of_sample.data(), of_sample.data() + of_sample.size(),
+                          part(whole, of_sample));
+      };
+      EXPECT_TRUE(same(alone.buffer(Tensor::kY), all.buffer(Tensor::kY))) << sample;
+      EXPECT_TRUE(same(alone.buffer(Tensor::kDx), all.buffer(Tensor::kDx))) << sample;
+      for (const Vector vector : {Vector::kDscale, Vector::kDshift})
+        EXPECT_TRUE(same(alone.buffer(vector), all.buffer(vector))) << sample;
+    }
   }
 }
 
