@@ -15,7 +15,7 @@ from evenkeel.bench import command
 EXTRAS = {
     "build": ("the operators for the torch that is installed, with g++", "evenkeel.build"),
     "bench": ("speed, beside every other library that is installed", "evenkeel.bench.cli"),
-    "bench-jax": ("speed of evenkeel.jax, beside what else JAX has", "evenkeel.bench.jax_norms"),
+    "bench-jax": ("speed of evenkeel.jax, beside what else JAX has", "evenkeel.bench.jax_cli"),
     "check": ("results of this build on this machine against float64", "evenkeel.check.cli"),
 }
 
@@ -87,8 +87,6 @@ def main(arguments=None):
             remedy = "pip install 'evenkeel[bench]'"
             if error.name == "torch":
                 remedy = f"install it; then, if need be: {_binding.BUILD}"
-            elif error.name in ("jax", "flax"):
-                remedy = f"pip install {error.name}"
             sys.exit(f"evenkeel {name} needs {error.name}, which is not installed: {remedy}")
     options = parser.parse_args(arguments)
     return options.run(options)

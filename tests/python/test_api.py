@@ -52,8 +52,6 @@ def test_every_command_and_option():
     listed = set(re.findall(r"^    ([\w-]+)\b", usage, re.M))
     entries = {sig.split()[1]: sig for part, sig, _ in API if part == "commands"}
     assert listed == set(entries)
-    if importlib.util.find_spec("jax") is None:
-        del entries["bench-jax"]  # tests/jax/test_bench.py looks at it
     for command, signature in entries.items():
         options = set(re.findall(r"--[a-z-]+", run("-m", "evenkeel", command, "--help").stdout))
         assert set(re.findall(r"--[a-z-]+", signature)) == options - {"--help"}, command

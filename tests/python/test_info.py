@@ -1,9 +1,12 @@
 """`python -m evenkeel info`, and what it says where something is missing."""
 
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
+import re
 
+import pytest
 from commands import run
 
 from evenkeel import _native
@@ -60,3 +63,11 @@ def test_another_torch_is_named_with_the_remedy(tmp_path):
     assert error.startswith("ImportError: evenkeel has no operators for torch 2.9.1+cu128")
     assert f"but _torch-{_native.minor(importlib.metadata.version('torch'))}.cpy" in error
     assert error.endswith("run: python -m evenkeel build")
+
+
+def test_a_benchmark_without_jax():
+    if importlib.util.find_spec("jax") is not None:
+        pytest.skip("JAX is installed")
+    done = run("-m", "evenkeel", "bench-jax")
+    assert done.returncode == 1
+    assert re.search(r"bench-jax needs (\w+), which is not installed: pip install \1$", done.stderr)

@@ -11,6 +11,7 @@ cli          the command
 
 And `python -m evenkeel bench-jax`, evenkeel.jax beside what else normalizes in JAX:
 
-jax_norms    the command
+jax_cli      the command
+jax_norms    what is measured
 jax_lines    what its lines are called and say
 """

@@ -1,5 +1,4 @@
-"""`python -m evenkeel bench-jax`: evenkeel.jax beside what else normalizes in JAX: the written-out formulas under jit (XLA's fusion), flax's
-modules, and on a GPU the norms among Pallas's examples.
+"""What `python -m evenkeel bench-jax` (jax_cli.py) measures.
 
 Every contender is one compiled program of the same arrays: x and, where there is one, a residual of x's dtype,
 parameters in float32; forward + backward computes results and all gradients. Everything runs in one process, in
@@ -9,7 +8,6 @@ sets of arrays that no cache holds them. Results are compared with the formulas'
 smallest shapes tell what a call costs the host.
 """
 
-import argparse
 import functools
 import itertools
 import os
@@ -26,14 +24,13 @@ import evenkeel.jax as ek
 from evenkeel import _native
 from evenkeel.bench import command, measure
 from evenkeel.bench import jax_lines as report
+from evenkeel.bench.jax_cli import NORMS
 
 EPS, GROUPS = 1e-6, 32
-NORMS = ("layer_norm", "rms_norm", "group_norm")
 ROWS = {"cpu": [(4096, 4096), (16384, 1024)], "cuda": [(4096, 4096), (16384, 4096), (25216, 768)]}
 IMAGES = {"cpu": [(8, 64, 64, 256)], "cuda": [(8, 64, 64, 320), (32, 64, 64, 256)]}
 SMALL = {"layer_norm": (8, 64), "rms_norm": (8, 64), "group_norm": (2, 4, 4, 64)}
 SETS_BYTES, MOST_SETS = 600e6, 64  # of all sets of arrays together, on a GPU
-SECONDS = 2.0  # of a line's rounds
 
 
 def formula(norm, x, weight, bias):
@@ -187,22 +184,6 @@ def lines(norms, device):
         for residual, shape, dtype in [*problems, (False, SMALL[norm], jnp.float32)]:
             for pass_ in report.PASSES:
                 yield norm, residual, shape, dtype, pass_
-
-
-def add_arguments(parser):
-    parser.description = __doc__.partition(": ")[2]
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("norms", nargs="*", choices=[*NORMS, []], help="(default: all)")
-    parser.add_argument(
-        "--device", choices=ROWS, help="(default: a GPU if JAX sees one, else the CPU)"
-    )
-    parser.add_argument(
-        "--fresh-pages", action="store_true", help="on a CPU: large results in new memory"
-    )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of a line's rounds")
-    parser.add_argument("--csv", type=pathlib.Path, help="append the figures to this file")
-    parser.add_argument("--commit", help="what the figures belong to (default: git describe)")
-    parser.set_defaults(run=lambda options: main(parser, options))
 
 
 def main(parser, options):
