@@ -19,6 +19,7 @@ WITH_RESIDUAL = [
     lines.Line("rms_norm", "f32+f32", (8, 48)),
     lines.Line("rms_norm", "bf16+bf16", (8, 48)),
 ]
+MODULATED = [lines.Line(op, "f32", (2, 4, 48)) for op in ("layer_norm", "rms_norm")]
 
 
 def label(line):

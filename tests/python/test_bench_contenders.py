@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_lines import CPU, EVERY_KIND, WITH_RESIDUAL, label
+from bench_lines import CPU, EVERY_KIND, MODULATED, WITH_RESIDUAL, label
 
 from evenkeel.bench import contenders, lines, tensors, timing
 
@@ -53,7 +53,7 @@ def torch_results(line, s):
 
 
 # Without the sum in bfloat16, which is rounded here and not in torch_results.
-@pytest.mark.parametrize("line", [*EVERY_KIND, *WITH_RESIDUAL[:3]], ids=label)
+@pytest.mark.parametrize("line", [*EVERY_KIND, *WITH_RESIDUAL[:3], *MODULATED], ids=label)
 def test_reference_is_the_norm(line, monkeypatch):
     monkeypatch.setattr(tensors, "REFERENCE_ELEMENTS", 3 * line.parameters)  # in several parts
     s = tensors.make_set(line, CPU)
@@ -65,7 +65,7 @@ def test_reference_is_the_norm(line, monkeypatch):
             torch.testing.assert_close(result.double(), each, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("line", [*EVERY_KIND, *WITH_RESIDUAL], ids=label)
+@pytest.mark.parametrize("line", [*EVERY_KIND, *WITH_RESIDUAL, *MODULATED], ids=label)
 def test_every_contender_of_a_cpu_is_right(line):
     s = tensors.make_set(line, CPU)
     for name in ("evenkeel", "torch"):
@@ -151,6 +151,10 @@ def rivals(monkeypatch):
         assert not in_place
         return rms_norm(x, weight, residual=residual, eps=eps, prenorm=True)
 
+    def modulated_rms_norm(x, weight, scale, shift, eps, in_place=True):
+        assert weight is None and not in_place
+        return F.rms_norm(x, x.shape[-1:], eps=eps) * (1 + scale[:, None]) + shift[:, None]
+
     norms = {"FusedLayerNorm": torch.nn.LayerNorm, "FusedRMSNorm": torch.nn.RMSNorm}
     fake(monkeypatch, "apex.normalization", **norms)
     fake(monkeypatch, "apex.contrib.layer_norm", FastLayerNorm=torch.nn.LayerNorm)
@@ -159,6 +163,7 @@ def rivals(monkeypatch):
         "liger_layer_norm": lambda x, weight, bias, eps: layer_norm(x, weight, bias, eps=eps),
         "liger_fused_add_rms_norm": fused_add_rms_norm,
         "liger_rms_norm": lambda x, weight, eps, in_place: rms_norm(x, weight, eps=eps),
+        "liger_modulated_rms_norm": modulated_rms_norm,
     }
     fake(monkeypatch, "liger_kernel.transformers.functional", **functions)
     fake(monkeypatch, "quack", rmsnorm=rms_norm)
@@ -169,7 +174,10 @@ def rivals(monkeypatch):
 OFFERED = {
     "apex": {"layer_norm", "rms_norm", "group_norm"},
     "apex-fast": {"layer_norm"},
-    "liger": {"layer_norm", "rms_norm", "rms_norm f32+f32", "rms_norm bf16+bf16"},
+    "liger": {
+        *("layer_norm", "rms_norm", "modulated rms_norm"),
+        *("rms_norm f32+f32", "rms_norm bf16+bf16"),
+    },
     "quack": {"rms_norm", "rms_norm f32+f32", "rms_norm bf16+bf16"},
     "flash-attn": {
         *("layer_norm", "layer_norm bf16+f32"),
@@ -183,7 +191,7 @@ OFFERED = {
 def test_rivals_are_called_as_they_are_documented(name, monkeypatch):
     monkeypatch.setattr(contenders, "APEX_FAST_COLS", {48})
     found = set()
-    for line in (*EVERY_KIND, *WITH_RESIDUAL):
+    for line in (*EVERY_KIND, *WITH_RESIDUAL, *MODULATED):
         try:
             contender = contenders.MAKERS[name](line)
         except contenders.NotOfferedError:
@@ -193,7 +201,8 @@ def test_rivals_are_called_as_they_are_documented(name, monkeypatch):
         s = tensors.make_set(line, CPU)
         for pass_, expected in tensors.reference(line, s).items():
             timing.contender_calls(name, contender, line, [s], pass_, expected)
-        found.add(f"{line.op} {line.dtype}" if line.adds else line.op)
+        op = f"modulated {line.op}" if line.modulates else line.op
+        found.add(f"{op} {line.dtype}" if line.adds else op)
     assert found == OFFERED[name]
 
 

@@ -280,6 +280,12 @@ def make_apex_fast(line):
 def make_liger(line):
     from liger_kernel.transformers import functional
 
+    if line.modulates and line.op == "rms_norm" and not line.activation:
+        modulated = functional.liger_modulated_rms_norm
+        # In place it would overwrite dy, which the next replay reads again.
+        return ThroughAutograd(
+            lambda x, scale, shift: modulated(x, None, scale, shift, EPS, in_place=False)
+        )
     rows_only(line, "Liger")
     if line.adds:
         if line.op != "rms_norm" or line.residual_dtype != line.x_dtype:
@@ -288,7 +294,6 @@ def make_liger(line):
         return WithResidual(lambda x, r, w: add_and_norm(x, r, w, EPS, in_place=False))
     if line.op == "layer_norm":
         return ThroughAutograd(lambda x, w, b: functional.liger_layer_norm(x, w, b, EPS))
-    # In place it would overwrite dy, which the next replay reads again.
     return ThroughAutograd(lambda x, w: functional.liger_rms_norm(x, w, EPS, in_place=False))
 
 
