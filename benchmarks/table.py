@@ -231,6 +231,7 @@ TABLES = {
     "summary": summary_markdown,
     "others": gpu_markdown,
     "residual": gpu_markdown,
+    "modulation": gpu_markdown,
     "tutorial": tutorial_markdown,
     "training": training_markdown,
     "cpu": markdown,

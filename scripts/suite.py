@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTHING_COLLECTED = 5  # pytest's status
 ALONE = ["test_cuda_many_elements"]
 # Of tests/python, with Composer, diffusers, kernels, timm: the list of tests/CMakeLists.txt.
-COMPOSERS = "test_compiled_unet test_composer test_examples test_kernels test_timm".split()
+COMPOSERS = (
+    "test_adaptive_norms test_compiled_unet test_composer test_examples test_kernels test_timm"
+).split()
 
 
 @dataclass

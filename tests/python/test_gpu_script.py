@@ -119,16 +119,17 @@ def test_a_part_that_fails_is_named(tree, command, fail, part):
 
 
 def test_some_parts_of_a_command(tree):
-    done, calls = gpu(tree, "bench", "preset residual", "preset host")
+    done, calls = gpu(tree, "bench", "preset modulation", "preset residual", "preset host")
     assert done.returncode == 0, done.stderr
     presets = [
         line.split("--preset ")[1].split()[0] for line in calls.splitlines() if "bench" in line
     ]
-    assert presets == ["host", "residual"]
+    assert presets == ["host", "residual", "modulation"]
     summary = done.stdout.split("---- summary of bench\n")[1].splitlines()
     assert [line.split("passed")[0].strip() for line in summary] == [
         "preset host",
         "preset residual",
+        "preset modulation",
     ]
     done, calls = gpu(tree, "sanitize", "racecheck", fail="memcheck")
     assert done.returncode == 0 and "memcheck" not in calls
@@ -151,11 +152,11 @@ def test_figures_have_their_files(tree):
     _, calls = gpu(tree, "trainers")
     assert "--device cuda --commit abc --csv benchmarks/results/trainers-nvidia-test-gpu-" in calls
     _, calls = gpu(tree, "tensorflow", EVENKEEL_TENSORFLOW_PYTHON="cmake", EVENKEEL_RESULTS="out")
-    assert "cmake scripts/suite.py tests/tensorflow\n" in calls
+    assert "cmake scripts/suite.py --jobs 4 tests/tensorflow\n" in calls
     assert "cmake benchmarks/tensorflow_layers.py --device cuda --commit abc" in calls
     assert "--csv out/tensorflow-nvidia-test-gpu-" in calls
     _, calls = gpu(tree, "jax", EVENKEEL_JAX_PYTHON="cmake", EVENKEEL_RESULTS="out")
-    assert "cmake scripts/suite.py tests/jax\n" in calls
+    assert "cmake scripts/suite.py --jobs 4 tests/jax\n" in calls
     assert "cmake -m evenkeel bench-jax --device cuda --commit abc" in calls
     assert "--csv out/jax-nvidia-test-gpu-" in calls
 
