@@ -28,6 +28,12 @@ struct Kind {
   bool typed() const { return aligned || x_size() >= other_size(); }
 };
 
+// A kernel in words.
+inline std::string kernel_name(Pass pass, Dtype x, Dtype other, int policy) {
+  return std::string(pass == Pass::kForward ? "forward " : "backward ") + name_of(x) + " " +
+         name_of(other) + " " + std::to_string(policy);
+}
+
 inline std::vector<Kind> all_kinds() {
   constexpr Dtype kPairs[][2] = {{Dtype::kBF16, Dtype::kBF16},
                                  {Dtype::kF32, Dtype::kF32},

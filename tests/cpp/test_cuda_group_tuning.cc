@@ -61,11 +61,11 @@ struct Sizes {
   bool aligned;
   Activations activations = Activations::kCheap;
 };
-constexpr Activations kOthers = Activations::kOthers;
-constexpr Sizes kSizes[] = {{2, 4, true},           {4, 4, true},           {2, 4, false},
-                            {4, 4, false},          {2, 4, true, kOthers},  {4, 4, true, kOthers},
-                            {2, 4, false, kOthers}, {4, 4, false, kOthers}, {0, 4, false},
-                            {0, 8, false, kOthers}};
+constexpr Activations kAll = Activations::kAll;
+constexpr Sizes kSizes[] = {{2, 4, true},        {4, 4, true},        {2, 4, false},
+                            {4, 4, false},       {2, 4, true, kAll},  {4, 4, true, kAll},
+                            {2, 4, false, kAll}, {4, 4, false, kAll}, {0, 4, false},
+                            {0, 8, false, kAll}};
 
 struct Sweep {
   std::vector<int64_t> per_group, groups, spatial;

@@ -242,10 +242,6 @@ Call call_of(const support::Case& c, Pass pass) {
 // Each kernel with a residual, of each pair of dtypes, is run by a line of gpu_tiers.txt on an H200.
 TEST(CudaResidual, EveryKernelIsTriedOnAGpu) {
   std::set<std::string> tried;
-  const auto name = [](Pass pass, Dtype x, Dtype other, int policy) {
-    return std::string(pass == Pass::kForward ? "forward " : "backward ") + name_of(x) + " " +
-           name_of(other) + " " + std::to_string(policy);
-  };
   for (const support::Case& c :
        support::read_cases(std::string(EVENKEEL_CASES_DIR) + "/gpu_tiers.txt")) {
     if (c.op == EK_GROUP_NORM || modulates(c)) continue;
@@ -255,7 +251,7 @@ TEST(CudaResidual, EveryKernelIsTriedOnAGpu) {
       const Plan plan = make_plan(call, kH200.device);
       if (plan.residual && !plan.runtime_dtype) {
         const Dtype other = pass == Pass::kForward ? call.y.dtype : call.dy.dtype;
-        tried.insert(name(pass, call.normalized(), other, plan.policy));
+        tried.insert(kernel_name(pass, call.normalized(), other, plan.policy));
       }
     }
   }
@@ -265,10 +261,10 @@ TEST(CudaResidual, EveryKernelIsTriedOnAGpu) {
       for (int i = 0; i < table.count; ++i) {
         const auto& policy = table.entries[i];
         if (!policy.residual) continue;
-        EXPECT_TRUE(tried.count(name(pass, s, b, i)))
-            << name(pass, s, b, i) << ": scope " << static_cast<int>(policy.scope) << ", lanes "
-            << policy.lanes << ", elements " << policy.elements << ", aligned " << policy.aligned
-            << ", activation " << policy.terms.activation << ", specialization "
+        EXPECT_TRUE(tried.count(kernel_name(pass, s, b, i)))
+            << kernel_name(pass, s, b, i) << ": scope " << static_cast<int>(policy.scope)
+            << ", lanes " << policy.lanes << ", elements " << policy.elements << ", aligned "
+            << policy.aligned << ", activation " << policy.terms.activation << ", specialization "
             << static_cast<int>(policy.specialization);
       }
     };

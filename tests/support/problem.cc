@@ -437,10 +437,6 @@ TensorSpec spec_of(const Case& c, Tensor tensor) {
   return normalized(c);
 }
 
-}  // namespace
-
-namespace {
-
 SampleSpec spec_of(const Case& c, Vector vector) {
   switch (vector) {
     case Vector::kScale:

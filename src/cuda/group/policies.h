@@ -11,16 +11,16 @@
 namespace evenkeel::cuda {
 
 // For each pass and layout: sets that are read twice, as single elements or as vectors; and resident ones, which
-// are vectors always. All of them twice, for cheap activations and for others. A dtype that is looked up at run time
-// has single elements only, and one kernel for all activations.
+// are vectors always. All of them twice, for cheap activations and for all. A dtype that is looked up at run time has
+// single elements only, and no kernels for cheap activations.
 constexpr PolicyList<GroupPolicy> group_policies(int x_size) {
   PolicyList<GroupPolicy> list;
   const auto add = [&](GroupPolicy policy) {
     policy.x_size = x_size;
-    for (const Activations activations : {Activations::kCheap, Activations::kOthers}) {
-      policy.activations = x_size == 0 ? Activations::kAll : activations;
+    for (const Activations activations : {Activations::kCheap, Activations::kAll}) {
+      if (x_size == 0 && activations == Activations::kCheap) continue;
+      policy.activations = activations;
       list.add(policy);
-      if (x_size == 0) return;
     }
   };
   for (const bool last : {false, true}) {

@@ -5,12 +5,12 @@
 
 namespace evenkeel::cuda {
 
-// kCheap: SiLU, which takes few registers. A kernel that is bound by these has another instance for kOthers.
-enum class Activations { kCheap, kOthers, kAll };
+// kCheap: SiLU, which takes few registers. A kernel that is bound by these has another instance for kAll.
+enum class Activations { kCheap, kAll };
 
 constexpr Activations activations_with(int32_t activation) {
   const bool few = activation == EK_ACTIVATION_NONE || activation == EK_ACTIVATION_SILU;
-  return few ? Activations::kCheap : Activations::kOthers;
+  return few ? Activations::kCheap : Activations::kAll;
 }
 
 }  // namespace evenkeel::cuda
